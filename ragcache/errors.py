@@ -1,0 +1,92 @@
+"""Everything ragcache raises on purpose.
+
+RagcacheError
+├── ConfigError                  an option that cannot be honoured; ends the start-up
+│   └── UnsupportedModel         a model whose answers would be silently wrong
+└── RequestError                 one request fails, with an HTTP status
+    ├── InvalidRequest           400
+    │   └── ContextLengthExceeded
+    ├── Unauthorized             401
+    ├── NotFound                 404
+    │   └── ModelNotFound
+    ├── Overloaded               429, the queue is full
+    └── EngineUnavailable        503, still loading, or the engine has stopped
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RagcacheError(Exception):
+    """Base class of all errors that ragcache raises on purpose."""
+
+
+class ConfigError(RagcacheError):
+    """An option, or a combination of options, that cannot be honoured."""
+
+
+class UnsupportedModel(ConfigError):
+    """A model that would give wrong answers on the paged cache; the message says why."""
+
+
+class RequestError(RagcacheError):
+    """A request that fails; `param` names the field, `code` is machine-readable."""
+
+    status: ClassVar[int] = 500
+    default_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+
+class InvalidRequest(RequestError):
+    """The request is malformed, or asks for something that is not supported."""
+
+    status = 400
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room for a single output token."""
+
+    default_code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """No API key, or an unknown one."""
+
+    status = 401
+    default_code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    """No such route or resource."""
+
+    status = 404
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that is not served here."""
+
+    default_code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    """The queue is full; `retry_after` is in seconds."""
+
+    status = 429
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineUnavailable(RequestError):
+    """The model is still loading, or the engine thread has stopped."""
+
+    status = 503
+    default_code = "engine_unavailable"
