@@ -24,14 +24,15 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How tokens are chosen from the logits of one request.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. The penalties follow
-    OpenAI (presence, frequency: over generated tokens) and CTRL, arXiv 1909.05858 (repetition:
-    over prompt and generated tokens). `logprobs` is the number of alternatives to report with
-    each token, None for no log-probabilities at all. With a `seed`, the tokens of choice i
-    depend on (seed, i, position) and the logits only, never on the rest of the batch.
+    `max_tokens` None is the room that the prompt leaves in the model's context. `temperature` 0 is
+    greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. The penalties follow OpenAI (presence,
+    frequency: over generated tokens) and CTRL, arXiv 1909.05858 (repetition: over prompt and
+    generated tokens). `logprobs` is the number of alternatives to report with each token, None
+    for no log-probabilities at all. With a `seed`, the tokens of choice i depend on (seed, i,
+    position) and the logits only, never on the rest of the batch.
     """
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -66,6 +67,22 @@ class ChatPrompt:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to complete: a conversation, raw text, or token ids.
+
+    Generation of a choice ends at any of the `stop` strings, which are not part of the text.
+    `tenant` and `cache_salt` decide, with the model, which other requests share the cache.
+    """
+
+    id: str
+    prompt: ChatPrompt | str | tuple[int, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    tenant: str = ""
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,26 @@ class PoolCounts:
     def total(self) -> int:
         """All physical blocks of the pool."""
         return self.free + self.cached + self.held
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine: requests by state, blocks by state, counters since its start.
+
+    Every prompt token is counted once, at admission, in `query_tokens`, and there in
+    `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
+    through the model, those of a request resumed after preemption again.
+    """
+
+    running: int
+    waiting: int
+    pool: PoolCounts
+    block_size: int
+    query_tokens: int
+    hit_tokens: int
+    evictions: int
+    preemptions: int
+    computed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
