@@ -103,7 +103,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token of choice `index`."""
+    """One sampled token of choice `index`; a token that ends the choice is not announced."""
 
     index: int
     token_id: int
@@ -112,10 +112,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of choice `index`."""
+    """The last event of choice `index`; `num_tokens` counts its tokens, an end token included."""
 
     index: int
     reason: FinishReason
+    num_tokens: int
 
 
 EngineEvent = Admitted | Token | Finished

@@ -1,0 +1,86 @@
+"""Our attention, as transformers sees it.
+
+Every attention layer of a supported model calls `paged_attention` with its rotated queries,
+keys and values. The function takes the current step from a context variable, because some
+models do not hand keyword arguments down to their attention. No mask function is registered
+under our name, so transformers builds no mask at all: the backend masks by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ragcache_kernels.interface import AttentionSpec
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+NAME = "ragcache_paged"
+
+
+class ForwardContext(Protocol):
+    """What one forward pass does in each attention layer."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Attend with `[T, Hq, Dk]`, `[T, Hkv, Dk]`, `[T, Hkv, Dv]`; returns `[T, Hq, Dv]`.
+
+        `options` is whatever else the model passed to its attention function.
+        """
+
+
+_current: ContextVar[ForwardContext | None] = ContextVar("ragcache_forward", default=None)
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make `context` the current one of this thread for one forward pass."""
+    if _current.get() is not None:
+        raise RuntimeError("a forward pass is already running in this thread")
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function behind `attn_implementation="ragcache_paged"`.
+
+    `query` `[1, Hq, T, Dk]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, Hq, Dv]`.
+    """
+    context = _current.get()
+    if context is None:
+        raise RuntimeError("the paged attention runs only inside the engine's forward pass")
+    spec = AttentionSpec(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    options["attention_mask"] = attention_mask
+    return context.attend(module, q, k, v, spec, options)[None], None
+
+
+AttentionInterface.register(NAME, paged_attention)

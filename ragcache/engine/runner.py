@@ -1,0 +1,69 @@
+"""One step on one model: copy blocks, write KV, attend, project to logits."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, Plan
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ragcache.engine.attention import forward_context
+from ragcache.engine.batch import StepBatch
+from ragcache.engine.pool import KVPool
+
+
+class Runner(Protocol):
+    """Whatever turns a step's batch into logits."""
+
+    def run(self, batch: StepBatch) -> Tensor:
+        """Logits `[S', V]` of the rows in `batch.last_idx`."""
+
+
+class ModelRunner:
+    """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
+
+    def __init__(self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend) -> None:
+        self._model = model
+        self._pool = pool
+        self._backend = backend
+        self._device = model.device
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> Tensor:
+        """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""
+        if batch.copies:
+            self._backend.copy_blocks(self._pool.tensors, batch.copies)
+        plan = self._backend.plan(batch.layout, self._device)
+        with forward_context(_Step(self._pool, self._backend, plan)):
+            output = self._model(
+                input_ids=batch.input_ids.to(self._device),
+                position_ids=batch.position_ids.to(self._device),
+                use_cache=False,
+                logits_to_keep=batch.last_idx.to(self._device),
+            )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+
+class _Step:
+    """The forward context of one step."""
+
+    def __init__(self, pool: KVPool, backend: AttentionBackend, plan: Plan) -> None:
+        self._pool = pool
+        self._backend = backend
+        self._plan = plan
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec,
+        options: dict[str, Any],
+    ) -> Tensor:
+        keys = self._pool.keys[module.layer_idx]  # type: ignore[index]
+        values = self._pool.values[module.layer_idx]  # type: ignore[index]
+        self._backend.write_kv(key, value, keys, values, self._plan)
+        return self._backend.attend(query, keys, values, self._plan, spec)

@@ -1,0 +1,121 @@
+"""Logits to tokens.
+
+One uniform number per (seed, choice, position) drives inverse-transform sampling, so a token
+depends on its own logits and on nothing else: not on the batch, not on preemption, not on the
+order in which requests arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragcache.engine.request import Sequence
+from ragcache.types import SamplingParams, TokenLogprob
+
+CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sampled token, with log-probabilities where the request asked for them."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    """Choose the next token of each sequence from its row of `logits` `[S', V]`.
+
+    The logits are overwritten. Filters apply in the order of the field's other engines:
+    penalties and bias, temperature, top-k, top-p, min-p.
+    """
+    logits = logits.float()
+    logprobs = _Logprobs(logits, sequences)
+    for row, sequence in zip(logits, sequences, strict=True):
+        _adjust(row, sequence)
+    tokens = logits.argmax(dim=-1).tolist()
+    for i, sequence in enumerate(sequences):
+        if sequence.request.sampling.temperature > 0:
+            tokens[i] = _draw(logits[i], sequence)
+    return [Sampled(token, logprobs.of(i, token)) for i, token in enumerate(tokens)]
+
+
+class _Logprobs:
+    """Log-probabilities of the unmodified logits, only for the rows that report them."""
+
+    def __init__(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        wanted = [(i, s.request.sampling.logprobs) for i, s in enumerate(sequences)]
+        self._tops = {i: top for i, top in wanted if top is not None}
+        self._rows = {i: logits[i].log_softmax(dim=-1) for i in self._tops}
+
+    def of(self, index: int, token_id: int) -> TokenLogprob | None:
+        if index not in self._rows:
+            return None
+        row = self._rows[index]
+        values, ids = row.topk(self._tops[index])
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        return TokenLogprob(token_id, float(row[token_id]), top)
+
+
+def _adjust(row: Tensor, sequence: Sequence) -> None:
+    """Apply penalties, bias and the minimum length to one row, in place."""
+    sampling = sequence.request.sampling
+    if sampling.repetition_penalty != 1:
+        ids = torch.tensor(sequence.tokens, device=row.device).unique()
+        seen = row[ids]
+        penalty = sampling.repetition_penalty
+        row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_output:
+        output = torch.tensor(sequence.output, device=row.device)
+        ids, counts = output.unique(return_counts=True)
+        row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    for token_id, bias in sampling.logit_bias.items():
+        row[token_id] += bias
+    if sequence.num_output < sampling.min_tokens:
+        request = sequence.request
+        row[list(request.eos_token_ids | sampling.stop_token_ids)] = -torch.inf
+
+
+def _draw(row: Tensor, sequence: Sequence) -> int:
+    sampling = sequence.request.sampling
+    scaled = (row - row.max()) / sampling.temperature  # shifted first: a tiny divisor is safe
+    probs = scaled.softmax(dim=-1, dtype=torch.float64)
+    ids: Tensor | None = None
+    if sampling.top_k or sampling.top_p < 1:
+        probs, ids = _nucleus(probs, sampling)
+    if sampling.min_p > 0:
+        probs = torch.where(probs < sampling.min_p * probs.max(), 0.0, probs)
+    cumulative = probs.cumsum(dim=-1)
+    threshold = cumulative[-1] * _uniform(sequence)
+    choice = torch.searchsorted(cumulative, threshold, right=True).clamp(max=len(probs) - 1)
+    return int(choice if ids is None else ids[choice])
+
+
+def _nucleus(probs: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The top-k tokens, then of these the smallest set that holds `top_p` of their mass.
+
+    Holtzman et al., ICLR 2020. Returns probabilities, largest first, and their token ids.
+    """
+    size = len(probs)
+    count = min(sampling.top_k or CANDIDATES, size)
+    top, ids = probs.topk(count)
+    if not sampling.top_k and top.sum() < sampling.top_p:
+        top, ids = probs.sort(descending=True)
+    if sampling.top_p < 1:
+        mass = top.sum() if sampling.top_k else 1.0
+        before = top.cumsum(dim=-1) - top
+        kept = int((before < sampling.top_p * mass).sum())
+        top, ids = top[:kept], ids[:kept]
+    return top, ids
+
+
+def _uniform(sequence: Sequence) -> float:
+    """A number in [0, 1) that is a function of seed, choice and position alone."""
+    key = struct.pack("<QII", sequence.request.seed, sequence.index, sequence.num_output)
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)

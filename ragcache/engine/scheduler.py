@@ -1,0 +1,194 @@
+"""Which tokens run in the next step.
+
+There are no prefill and decode phases: every running sequence has `num_computed` chasing
+`len(tokens)`, and a step hands out a token budget (iteration-level batching: Orca, OSDI 2022;
+chunked prefill: Sarathi-Serve, OSDI 2024).
+
+Trade-offs of the policy:
+
+- Decodes go first, one token each, so a long prefill cannot starve running streams.
+- The rest of the budget goes to the prefills with the fewest tokens left, which keeps the mean
+  time to first token low; the oldest prefill always gets a quarter, so it cannot starve.
+- A waiting sequence is admitted only when it would get tokens in this step: admitting earlier
+  would hold blocks that stay empty.
+- A sequence whose prompt shares uncached leading blocks with a running prefill is held back
+  until these are published: a burst of N agents pays for one prefill of the common prefix.
+- When blocks run out, the sequence admitted last is preempted: its blocks are released and it
+  waits at the front of the queue. What it computed usually is still cached when it resumes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ragcache.engine.request import Sequence
+from ragcache.prefix.cache import Plan, PrefixCache, shared_blocks
+
+LOOKAHEAD = 16  # waiting sequences that one step considers
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of one sequence, beginning at its `num_computed`."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the last token, so that a new one is sampled."""
+        return self.count == self.sequence.remaining
+
+
+class Scheduler:
+    """Queues, budget and preemption over one prefix cache."""
+
+    def __init__(self, cache: PrefixCache, *, max_batch_tokens: int, max_running: int) -> None:
+        self.cache = cache
+        self.max_batch_tokens = max_batch_tokens
+        self.max_running = max_running
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self.admitted: list[tuple[Sequence, int]] = []  # with hit tokens, since last taken
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def fork(self, source: Sequence, sequence: Sequence) -> None:
+        """Let `sequence` go on from what `source` has computed.
+
+        Without room for another running sequence it queues at the front instead and finds the
+        common blocks in the cache.
+        """
+        if len(self.running) >= self.max_running:
+            self.waiting.appendleft(sequence)
+            return
+        self.cache.fork(source.row, sequence.row, sequence.tokens)
+        sequence.num_computed = source.num_computed
+        self.running.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence in whatever state it is; removing it again does nothing."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.cache.release(sequence.row)
+
+    def take_admitted(self) -> list[tuple[Sequence, int]]:
+        """Sequences admitted since the last call, each with its hit tokens."""
+        admitted, self.admitted = self.admitted, []
+        return admitted
+
+    def schedule(self) -> list[Chunk]:
+        """Choose the next step; empty when nothing can run."""
+        decodes = self._decodes()
+        budget = self.max_batch_tokens - len(decodes)
+        self._admit(budget)
+        decoding = {chunk.sequence for chunk in decodes}
+        pending = [sequence for sequence in self.running if sequence not in decoding]
+        return decodes + self._prefills(pending, budget)
+
+    def _decodes(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        position = 0
+        while position < len(self.running):
+            sequence = self.running[position]
+            if sequence.remaining == 1 and self._grow(sequence):
+                chunks.append(Chunk(sequence, 1))
+            position += 1
+        return chunks
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the next token, preempting later sequences; False when itself is."""
+        while not self.cache.grow(sequence.row, len(sequence.tokens)):
+            victim = self.running.pop()
+            self.cache.release(victim.row)
+            victim.num_computed = 0
+            self.waiting.appendleft(victim)
+            self.preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _prefilling(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.remaining > 1]
+
+    def _prefills(self, pending: list[Sequence], budget: int) -> list[Chunk]:
+        if not pending or budget <= 0:
+            return []
+        counts = {pending[0]: min(pending[0].remaining, self._reserve(budget))}
+        budget -= counts[pending[0]]
+        for sequence in sorted(pending, key=lambda each: each.remaining):
+            granted = counts.get(sequence, 0)
+            extra = min(sequence.remaining - granted, budget)
+            counts[sequence] = granted + extra
+            budget -= extra
+        return [Chunk(sequence, count) for sequence, count in counts.items() if count]
+
+    @staticmethod
+    def _reserve(budget: int) -> int:
+        return max(1, budget // 4)
+
+    def _admit(self, budget: int) -> None:
+        candidates = [self.waiting[i] for i in range(min(LOOKAHEAD, len(self.waiting)))]
+        for sequence in candidates:
+            if len(self.running) >= self.max_running:
+                return
+            plan = self._plan(sequence)
+            if self._held_back(sequence, plan):
+                continue
+            if not self._has_budget(len(sequence.tokens) - plan.hit_tokens, budget):
+                continue
+            if not self._start(sequence, plan):
+                return  # first come, first served: nobody overtakes by needing fewer blocks
+
+    def _plan(self, sequence: Sequence) -> Plan:
+        if sequence.plan is None or sequence.plan.generation != self.cache.generation:
+            sequence.plan = self.cache.plan(sequence.tokens, sequence.request.namespace)
+        return sequence.plan
+
+    def _held_back(self, sequence: Sequence, plan: Plan) -> bool:
+        """Whether a running prefill is about to publish blocks that `plan` misses."""
+        if not self.cache.share:
+            return False
+        size = self.cache.block_size
+        limit = (len(sequence.tokens) - 1) // size
+        return any(
+            min(self._shared(sequence, leader), limit) * size > plan.hit_tokens
+            for leader in self._prefilling()
+            if leader.request.namespace == sequence.request.namespace
+        )
+
+    def _shared(self, sequence: Sequence, leader: Sequence) -> int:
+        if leader.row not in sequence.shared:
+            sequence.shared[leader.row] = shared_blocks(
+                sequence.tokens, leader.tokens, self.cache.block_size
+            )
+        return sequence.shared[leader.row]
+
+    def _has_budget(self, needed: int, budget: int) -> bool:
+        """Whether a newcomer with `needed` tokens to compute would get some in this step."""
+        pending = self._prefilling()
+        if len(pending) < 2:
+            return True
+        shorter = sum(each.remaining for each in pending if each.remaining <= needed)
+        return shorter + self._reserve(budget) < budget
+
+    def _start(self, sequence: Sequence, plan: Plan) -> bool:
+        # One spare block for each running sequence, or the newcomer is preempted at once.
+        if plan.blocks_needed + len(self.running) > self.cache.available and self.running:
+            return False
+        hit_tokens = self.cache.admit(sequence.row, plan)
+        if hit_tokens is None:
+            return False
+        self.waiting.remove(sequence)
+        sequence.num_computed = hit_tokens
+        sequence.plan = None
+        sequence.shared.clear()
+        self.running.append(sequence)
+        self.admitted.append((sequence, hit_tokens))
+        return True

@@ -1,0 +1,102 @@
+"""Which models are right on a paged cache, and what their layers look like.
+
+A model is supported when every layer is full or sliding-window attention that goes through
+transformers' AttentionInterface. Anything else (recurrent state, chunked attention, position
+biases, encoders) would run and be silently wrong, so it is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ragcache_kernels.interface import AttentionSpec
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ragcache.engine.attention import NAME, forward_context
+from ragcache.engine.pool import LayerShape
+from ragcache.errors import UnsupportedModel
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+# What models pass to their attention without changing its result at inference.
+HARMLESS_OPTIONS = {
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "use_cache",
+}
+
+
+def prepare_model(model: PreTrainedModel) -> list[LayerShape]:
+    """Switch the model to paged attention and return the shape of each layer's KV.
+
+    Raises:
+        UnsupportedModel: when answers on the paged cache could be wrong.
+    """
+    _check_config(model)
+    model.set_attn_implementation(NAME)
+    for config in (model.config, model.config.get_text_config()):
+        if config._attn_implementation != NAME:
+            raise _refusal(model, "its attention does not go through AttentionInterface")
+    probe = _Probe(model)
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    with torch.inference_mode(), forward_context(probe):
+        model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
+    return probe.layers()
+
+
+def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"model type {model.config.model_type} is not supported: {reason}")
+
+
+def _check_config(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise _refusal(model, "it is an encoder-decoder")
+    unknown = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
+    if unknown:
+        raise _refusal(model, f"it has layers of type {', '.join(sorted(unknown))}")
+    if getattr(config, "alibi", False):
+        raise _refusal(model, "it uses ALiBi position biases")
+
+
+class _Probe:
+    """A forward context for one token, which records what each layer calls."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._layers: dict[int, LayerShape] = {}
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec,
+        options: dict[str, Any],
+    ) -> Tensor:
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int) or index in self._layers:
+            raise _refusal(self._model, "its attention layers are not numbered one by one")
+        if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+            raise _refusal(self._model, "its attention is not causal")
+        for name, option in options.items():
+            if option is not None and name not in HARMLESS_OPTIONS:
+                raise _refusal(self._model, f"it passes {name!r} to its attention")
+        self._layers[index] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        # One token attends to itself alone, so the result is its value.
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+    def layers(self) -> list[LayerShape]:
+        expected = self._model.config.get_text_config().num_hidden_layers
+        if sorted(self._layers) != list(range(expected)):
+            raise _refusal(
+                self._model, f"{len(self._layers)} of its {expected} layers have paged attention"
+            )
+        return [self._layers[index] for index in range(expected)]
