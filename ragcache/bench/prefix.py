@@ -1,0 +1,139 @@
+"""What the prefix cache itself costs: pure bookkeeping, no model.
+
+Three questions: how long does a fully cached 128k-token prompt take from plan to release, does
+that (and eviction) stay flat as the pool grows, and what share of the held slots is unfilled.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from rich.table import Table
+
+from ragcache.prefix.cache import PrefixCache
+from ragcache.prefix.names import namespace_name
+
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 128 * 1024
+POOL_BLOCKS = (10_000, 100_000, 400_000)
+FILLER_TOKENS = 64 * BLOCK_SIZE  # one of the prompts that fill the pool beforehand
+MEAN_INPUT, MEAN_OUTPUT = 161, 338  # tokens, ShareGPT as reported in arXiv 2309.06180
+NAMESPACE = namespace_name("bench")
+
+
+def run(
+    pool_blocks: Sequence[int] = POOL_BLOCKS,
+    prompt_tokens: int = PROMPT_TOKENS,
+    repeats: int = 9,
+    steps: int = 2_000,
+) -> dict[str, Any]:
+    """Measure; times are medians, and every pool is full of cached blocks to begin with."""
+    return {
+        "block_size": BLOCK_SIZE,
+        "prompt_tokens": prompt_tokens,
+        "pools": [_measure_pool(blocks, prompt_tokens, repeats) for blocks in pool_blocks],
+        "unfilled_share": unfilled_share(steps),
+    }
+
+
+def render(results: dict[str, Any]) -> Table:
+    """Lay the results of `run` out as a table."""
+    table = Table(
+        title=f"{results['prompt_tokens']:,} cached tokens, blocks of {results['block_size']}",
+        caption=f"{results['unfilled_share']:.1%} of the held slots unfilled at ShareGPT lengths",
+    )
+    for name in ("pool blocks", "plan", "admit", "commit", "release", "together", "evict"):
+        table.add_column(name, justify="right")
+    for pool in results["pools"]:
+        table.add_row(
+            f"{pool['blocks']:,}",
+            *(f"{pool[f'{call}_ms']:.2f} ms" for call in ("plan", "admit", "commit", "release")),
+            f"{pool['total_ms']:.2f} ms",
+            f"{pool['evict_us']:.2f} µs/block",
+        )
+    return table
+
+
+def _measure_pool(num_blocks: int, prompt_tokens: int, repeats: int) -> dict[str, float | int]:
+    cache = PrefixCache(num_blocks, BLOCK_SIZE)
+    capacity = num_blocks * BLOCK_SIZE
+    for start in range(0, capacity, FILLER_TOKENS):
+        _serve(cache, range(start, start + FILLER_TOKENS))
+    starts = (capacity + i * prompt_tokens for i in range(1, repeats + 1))
+    prompts = [list(range(start, start + prompt_tokens)) for start in starts]
+    evict_us = [_evict(cache, prompt) for prompt in prompts]
+    rounds = [_hit(cache, prompts[-1]) for _ in range(repeats)]
+    times = {name: median(each[name] for each in rounds) for name in rounds[0]}
+    return {"blocks": num_blocks, **times, "evict_us": median(evict_us)}
+
+
+def _serve(cache: PrefixCache, tokens: Sequence[int]) -> None:
+    if cache.admit("filler", cache.plan(tokens, NAMESPACE)) is None:
+        raise ValueError(f"a pool of {cache.available} blocks is too small")
+    cache.commit("filler", len(tokens))
+    cache.release("filler")
+
+
+def _evict(cache: PrefixCache, prompt: list[int]) -> float:
+    """Admit an unknown prompt to the full pool; µs per evicted block."""
+    plan = cache.plan(prompt, NAMESPACE)
+    evictions = cache.evictions
+    elapsed = _timed(lambda: cache.admit("cold", plan))
+    evicted = cache.evictions - evictions
+    cache.commit("cold", len(prompt))
+    cache.release("cold")
+    return elapsed / evicted * 1e6
+
+
+def _hit(cache: PrefixCache, prompt: list[int]) -> dict[str, float]:
+    """Send a cached prompt through; ms per call."""
+    times = {}
+    start = perf_counter()
+    plan = cache.plan(prompt, NAMESPACE)
+    times["plan_ms"] = (perf_counter() - start) * 1e3
+    times["admit_ms"] = _timed(lambda: cache.admit("hit", plan)) * 1e3
+    times["commit_ms"] = _timed(lambda: cache.commit("hit", len(prompt))) * 1e3
+    times["release_ms"] = _timed(lambda: cache.release("hit")) * 1e3
+    times["total_ms"] = sum(times.values())
+    return times
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def unfilled_share(steps: int, running: int = 32) -> float:
+    """Share of held slots without a token while `running` requests of ShareGPT's lengths decode."""
+    rng = random.Random(0)
+    cache = PrefixCache(running * 256, BLOCK_SIZE)
+    users = [_requests(cache, user, rng) for user in range(running)]
+    filled = held = 0
+    for _ in range(steps):
+        filled += sum(map(next, users))
+        held += cache.counts().held * BLOCK_SIZE
+    return 1 - filled / held
+
+
+def _requests(cache: PrefixCache, user: int, rng: random.Random) -> Iterator[int]:
+    """Run one request after the other; yields the number of filled slots after each step."""
+    while True:
+        tokens = [rng.randrange(50_000) for _ in range(_length(rng, MEAN_INPUT))]
+        cache.admit(user, cache.plan(tokens, NAMESPACE))
+        for _ in range(_length(rng, MEAN_OUTPUT)):
+            cache.commit(user, len(tokens))
+            yield len(tokens)
+            tokens.append(rng.randrange(50_000))
+            cache.grow(user, len(tokens))
+        cache.release(user)
+
+
+def _length(rng: random.Random, mean: int) -> int:
+    """Draw a token count: log-normal with sigma 1, at least one."""
+    return max(1, round(rng.lognormvariate(math.log(mean) - 0.5, 1)))

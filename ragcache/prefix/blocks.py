@@ -1,0 +1,117 @@
+"""Physical blocks, and the pool that lends them.
+
+A block is its own node in the prefix tree and its own link in the queue, so there is no second
+structure that could disagree about where it is:
+
+    parent       set      None
+    ref_count
+      > 0        held     held       lent to running requests
+      = 0        cached   free       in the queue
+
+Free and cached blocks wait in one queue: free ones in front, cached ones behind, least recently
+used first. A hit unlinks a cached block; taking from the front evicts it. Both are O(1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+
+class Node:
+    """A place in the prefix tree: the root of a namespace or, as a `Block`, a published block."""
+
+    __slots__ = ("children", "key", "parent")
+
+    def __init__(self, key: bytes = b"") -> None:
+        self.parent: Node | None = None
+        self.key = key  # a root's namespace; a block's tokens
+        self.children: dict[bytes, Block] = {}
+
+
+class Block(Node):
+    """One physical block; published, that is findable by later prompts, while `parent` is set."""
+
+    __slots__ = ("copies", "id", "name", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        super().__init__()
+        self.id = block_id
+        self.name: bytes | None = None  # of a published block, once somebody asked
+        self.ref_count = 0  # block tables it is in, plus `copies`
+        self.copies = 0  # copies under way from or to it
+        self.prev = self.next = self  # meaningful only in the queue
+
+
+class BlockPool:
+    """All physical blocks and the queue of those that nobody holds.
+
+    A parent enters the queue after all its children: whoever holds a block holds its parents too
+    and releases them after it. Hence the front of the queue is always a leaf.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self.free = num_blocks
+        self.cached = 0
+        self._end = Block(-1)  # closes the queue to a ring, so no link is ever missing
+        for before, after in pairwise([self._end, *self.blocks, self._end]):
+            before.next, after.prev = after, before
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be taken: free + cached."""
+        return self.free + self.cached
+
+    def queue(self) -> Iterator[Block]:
+        """Walk the queue from the front, the next block to be taken, to the back."""
+        block = self._end.next
+        while block is not self._end:
+            yield block
+            block = block.next
+
+    def take(self, count: int) -> list[Block]:
+        """Lend `count` blocks (at most `available`) from the front of the queue.
+
+        Blocks that were cached come with `parent` still set: the caller forgets them.
+        """
+        taken = []
+        front = self._end.next
+        for _ in range(count):
+            taken.append(front)
+            front.ref_count = 1
+            if front.parent is None:
+                self.free -= 1
+            else:
+                self.cached -= 1
+            front = front.next
+        self._end.next, front.prev = front, self._end
+        return taken
+
+    def hold(self, blocks: Iterable[Block]) -> None:
+        """Add one reference to each block, out of the queue if it was cached."""
+        for block in blocks:
+            if not block.ref_count:
+                before, after = block.prev, block.next
+                before.next, after.prev = after, before
+                self.cached -= 1
+            block.ref_count += 1
+
+    def release(self, blocks: Iterable[Block]) -> None:
+        """Remove one reference from each block, in this order; children come before parents.
+
+        At zero references a published block goes to the back of the queue, any other to the front.
+        """
+        end = self._end
+        for block in blocks:
+            block.ref_count -= 1
+            if block.ref_count:
+                continue
+            if block.parent is None:
+                before, after = end, end.next
+                self.free += 1
+            else:
+                before, after = end.prev, end
+                self.cached += 1
+            block.prev, block.next = before, after
+            before.next = after.prev = block

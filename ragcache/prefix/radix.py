@@ -1,0 +1,77 @@
+"""The radix tree over published blocks: one node per block, keyed by its exact tokens.
+
+Radix trees for KV reuse: SGLang, arXiv 2312.07104. Working in whole blocks needs no node splits,
+and a path from a root spells the tokens whose KV its blocks hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ragcache.prefix.blocks import Block, Node
+
+
+class RadixIndex:
+    """What can be found: a tree per namespace. `generation` moves with every change."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.roots: dict[bytes, Node] = {}
+
+    def root(self, namespace: bytes) -> Node:
+        """Return the root of a namespace, new if need be; the caller inserts below it."""
+        return self.roots.setdefault(namespace, Node(namespace))
+
+    def match(self, namespace: bytes, keys: Iterable[bytes]) -> list[Block]:
+        """Find the longest published run of blocks with these keys. Changes nothing."""
+        node = self.roots.get(namespace)
+        run: list[Block] = []
+        if node is not None:
+            children = node.children
+            for key in keys:
+                block = children.get(key)
+                if block is None:
+                    break
+                run.append(block)
+                children = block.children
+        return run
+
+    def insert(self, parent: Node, key: bytes, block: Block) -> None:
+        """Publish a block below its parent."""
+        block.parent, block.key = parent, key
+        parent.children[key] = block
+        self.generation += 1
+
+    def remove(self, leaf: Block) -> None:
+        """Forget a published block that has no children, and its namespace after the last one."""
+        parent = leaf.parent
+        if parent is None or leaf.children:
+            raise ValueError(f"block {leaf.id} is not a leaf of the tree")
+        del parent.children[leaf.key]
+        _unpublish(leaf)
+        if not parent.children and parent.parent is None:
+            del self.roots[parent.key]
+        self.generation += 1
+
+    def drop(self, namespace: bytes) -> list[Block]:
+        """Forget a whole namespace; returns its blocks, held ones included."""
+        root = self.roots.pop(namespace, None)
+        blocks = [] if root is None else list(walk(root))
+        for block in blocks:
+            _unpublish(block)
+        self.generation += 1
+        return blocks
+
+
+def walk(root: Node) -> Iterator[Block]:
+    """Yield every block below a root, parents before their children."""
+    pending = list(root.children.values())
+    while pending:
+        block = pending.pop()
+        yield block
+        pending.extend(block.children.values())
+
+
+def _unpublish(block: Block) -> None:
+    block.parent, block.key, block.name = None, b"", None
+    block.children.clear()
