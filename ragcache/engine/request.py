@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from ragcache.prefix.cache import Plan
+from ragcache.prefix.rows import Plan
 from ragcache.types import SamplingParams
 
 
@@ -22,6 +22,8 @@ class Request:
     sampling: SamplingParams
     namespace: bytes
     eos_token_ids: frozenset[int]
+    admitted: bool = field(init=False, default=False)  # its hit has been announced
+    branched: bool = field(init=False, default=False)  # its n choices have been created
     seed: int = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)
 
@@ -50,7 +52,16 @@ class Sequence:
     reads it when blocks are published.
     """
 
-    __slots__ = ("index", "num_computed", "plan", "prompt_len", "request", "row", "shared", "tokens")
+    __slots__ = (
+        "index",
+        "num_computed",
+        "plan",
+        "prompt_len",
+        "request",
+        "row",
+        "shared",
+        "tokens",
+    )
 
     def __init__(self, request: Request, index: int) -> None:
         self.request = request

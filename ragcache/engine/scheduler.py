@@ -23,7 +23,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from ragcache.engine.request import Sequence
-from ragcache.prefix.cache import Plan, PrefixCache, shared_blocks
+from ragcache.prefix.cache import PrefixCache
+from ragcache.prefix.names import shared_blocks
+from ragcache.prefix.rows import Plan
 
 LOOKAHEAD = 16  # waiting sequences that one step considers
 
@@ -182,13 +184,13 @@ class Scheduler:
         # One spare block for each running sequence, or the newcomer is preempted at once.
         if plan.blocks_needed + len(self.running) > self.cache.available and self.running:
             return False
-        hit_tokens = self.cache.admit(sequence.row, plan)
-        if hit_tokens is None:
+        row = self.cache.admit(sequence.row, plan)
+        if row is None:
             return False
         self.waiting.remove(sequence)
-        sequence.num_computed = hit_tokens
+        sequence.num_computed = row.hit_tokens
         sequence.plan = None
         sequence.shared.clear()
         self.running.append(sequence)
-        self.admitted.append((sequence, hit_tokens))
+        self.admitted.append((sequence, row.hit_tokens))
         return True

@@ -1,0 +1,47 @@
+"""A model without weights, for measuring and testing everything around the model.
+
+Its "KV" of a token is the token id itself, kept slot by slot in a real pool, and its logits are
+a pseudo-random function of the ids that a sequence reads back through its block table. A wrong
+slot, a stale block or a lost copy therefore changes its answers, exactly as in a real model.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from ragcache_kernels.interface import StepLayout
+from torch import Tensor
+
+from ragcache.engine.batch import StepBatch
+
+
+class HashRunner:
+    """Implements `engine.runner.Runner` over `num_blocks` blocks of token ids."""
+
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+        self._slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self._vocab_size = vocab_size
+
+    def run(self, batch: StepBatch) -> Tensor:
+        """Logits `[S', V]` of the rows in `batch.last_idx`."""
+        for source, target in batch.copies:
+            self._slots[target] = self._slots[source]
+        layout = batch.layout
+        self._slots.reshape(-1)[layout.slot_mapping.numpy()] = batch.input_ids[0].numpy()
+        ends = (layout.cu_q[1:] - 1).tolist()
+        rows = [self._context(layout, ends.index(last)) for last in batch.last_idx.tolist()]
+        return torch.stack([self.logits(row) for row in rows]) if rows else torch.empty(0, 1)
+
+    def logits(self, context: np.ndarray) -> Tensor:
+        """Logits `[V]` after the token ids in `context`."""
+        seed = zlib.crc32(np.ascontiguousarray(context, dtype=np.int64))
+        values = np.random.default_rng(seed).standard_normal(self._vocab_size, dtype=np.float32)
+        return torch.from_numpy(values)
+
+    def _context(self, layout: StepLayout, sequence: int) -> np.ndarray:
+        length = int(layout.kv_len[sequence])
+        blocks = -(-length // layout.block_size)
+        table = layout.block_table[sequence, :blocks].numpy()
+        return self._slots[table].reshape(-1)[:length]

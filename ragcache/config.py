@@ -1,0 +1,102 @@
+"""Every option, once: as a flag, as a RAGCACHE_* variable and as a TOML key.
+
+Flags win over the environment, the environment over the file, the file over the defaults.
+An unknown name is an error in each of the three.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ByteSize, Field, PositiveInt, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ragcache.errors import ConfigError
+
+ENV_PREFIX = "RAGCACHE_"
+CONFIG_FILE = "RAGCACHE_CONFIG"
+CLIENT_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL"}  # not options of the server
+
+
+class ServeSettings(BaseSettings):
+    """Serve a model with a shared prefix cache over an OpenAI-compatible API."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid")
+
+    model: CliPositionalArg[str | None] = Field(
+        None, description="hub id, local folder or GGUF file; default: the embedded small model"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV; auto: bfloat16 where the hardware is fast at it"
+    )
+    served_model_name: list[str] = Field(
+        [], description="name in the API; repeat for aliases; default: the model's name"
+    )
+    block_size: PositiveInt = Field(16, description="tokens in a KV block")
+    kv_cache_blocks: PositiveInt | None = Field(None, description="size of the KV pool in blocks")
+    kv_cache_memory: ByteSize | None = Field(
+        None, description="size of the KV pool, such as 4GiB; default: a share of free memory"
+    )
+    max_model_len: PositiveInt | None = Field(
+        None, description="prompt and output tokens of one request; default: the model's"
+    )
+    max_batch_tokens: PositiveInt = Field(512, description="tokens computed in one step")
+    max_running: PositiveInt = Field(32, description="choices computed at the same time")
+    max_queue: PositiveInt = Field(128, description="requests that may wait; beyond: 429")
+    max_body_size: ByteSize = Field(
+        ByteSize(64 * 2**20), description="largest request body; beyond: 413"
+    )
+    api_key: list[str] = Field(
+        [], description="accepted API key; repeat for more; each key has a cache of its own"
+    )
+    prefix_caching: bool = Field(True, description="share KV between requests")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_variables(cls, values: Any) -> Any:
+        known = {ENV_PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES
+        for name in os.environ:
+            if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+                near = difflib.get_close_matches(name.upper(), known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"unknown environment variable {name}{hint}")
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kv_cache_blocks and self.kv_cache_memory:
+            raise ValueError("give kv_cache_blocks or kv_cache_memory, not both")
+        if self.max_running > self.max_batch_tokens:
+            raise ValueError("max_running must not exceed max_batch_tokens")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file that RAGCACHE_CONFIG names."""
+        sources = (init_settings, env_settings)
+        path = os.environ.get(CONFIG_FILE)
+        if path is None:
+            return sources
+        if not Path(path).is_file():
+            raise ConfigError(f"{CONFIG_FILE}: no file at {path}")
+        return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
