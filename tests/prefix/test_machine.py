@@ -1,0 +1,259 @@
+"""Random lives of requests, against a naive model of what is published and what is written.
+
+Per physical slot, the model keeps all that a KV entry depends on: namespace, epoch (which every
+drop moves) and the tokens up to and including its own. A row in whose computed slots anything
+else is found has been given a wrong block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ragcache.prefix.cache import PrefixCache
+from ragcache.prefix.names import namespace_name
+from ragcache.prefix.rows import Plan
+
+BLOCKS, SIZE = 9, 2
+NAMESPACES = [namespace_name("one"), namespace_name("two")]
+
+namespaces = st.sampled_from(NAMESPACES)
+token_lists = st.lists(st.integers(0, 1), max_size=11)
+
+
+@dataclass
+class Request:
+    """One running request as the model sees it; it covers all of its tokens."""
+
+    namespace: bytes
+    epoch: int
+    tokens: list[int]
+    computed: int
+
+    def entry(self, position: int) -> tuple[bytes, int, tuple[int, ...]]:
+        return self.namespace, self.epoch, tuple(self.tokens[: position + 1])
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = PrefixCache(BLOCKS, SIZE)
+        self.epochs = dict.fromkeys(NAMESPACES, 0)
+        self.running: dict[int, Request] = {}
+        self.slots: dict[tuple[int, int], object] = {}  # (block, offset) -> entry
+        self.published: dict[tuple[bytes, tuple[int, ...]], int] = {}  # prefix -> block
+        self.waiting_copies: list[tuple[int, int]] = []
+        self.running_copies: list[tuple[int, int]] = []
+        self.plans: list[Plan] = []
+        self.last_id = 0
+
+    # What the model knows
+
+    def held(self) -> set[int]:
+        tables = [self.cache.table(request_id) for request_id in self.running]
+        return {
+            block
+            for group in [*tables, *self.waiting_copies, *self.running_copies]
+            for block in group
+        }
+
+    def hits(self, tokens: Sequence[int], namespace: bytes) -> list[int]:
+        found: list[int] = []
+        for end in range(SIZE, len(tokens), SIZE):
+            block = self.published.get((namespace, tuple(tokens[:end])))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, blocks: list[int], held: set[int]) -> None:
+        """These blocks were lent while `held` were not to be touched: the model forgets them."""
+        assert len(set(blocks)) == len(blocks)
+        assert not held & set(blocks), "a held block was lent"
+        self.published = {k: block for k, block in self.published.items() if block not in blocks}
+        for namespace, prefix in self.published:
+            parent = prefix[:-SIZE]
+            assert not parent or (namespace, parent) in self.published, "a child outlived it"
+
+    def new_id(self) -> int:
+        self.last_id += 1
+        return self.last_id
+
+    def draw(self, data: st.DataObject, *, idle: bool = False) -> int:
+        """Choose a running request; an idle one has no token left to compute."""
+        ids = [i for i, r in self.running.items() if not idle or r.computed == len(r.tokens)]
+        return data.draw(st.sampled_from(ids))
+
+    def has_idle(self) -> bool:
+        return any(each.computed == len(each.tokens) for each in self.running.values())
+
+    # What can happen
+
+    @rule(tokens=token_lists, namespace=namespaces)
+    def plan(self, tokens: list[int], namespace: bytes) -> None:
+        plan = self.cache.plan(tokens, namespace)
+        hits = self.hits(tokens, namespace)
+        assert [block.id for block in plan.hits] == hits
+        assert plan.hit_tokens == len(hits) * SIZE
+        self.plans.append(plan)
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
+        tokens, held = plan.tokens, self.held()
+        hits = self.hits(tokens, plan.namespace)
+        new = -(-len(tokens) // SIZE) - len(hits)
+        request_id = self.new_id()
+        row = self.cache.admit(request_id, plan)
+        fits = new + len(set(hits) - held) <= BLOCKS - len(held)
+        assert (row is not None) == fits
+        if row is None:
+            return
+        assert row.table[: len(hits)] == hits
+        assert len(row.table) == len(hits) + new
+        self.take(row.table[len(hits) :], held | set(hits))
+        epoch = self.epochs[plan.namespace]
+        self.running[request_id] = Request(plan.namespace, epoch, tokens, row.hit_tokens)
+
+    @precondition(has_idle)
+    @rule(data=st.data(), new_tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def grow(self, data: st.DataObject, new_tokens: list[int]) -> None:
+        request_id = self.draw(data, idle=True)
+        tokens = self.running[request_id].tokens
+        table, held = self.cache.table(request_id).copy(), self.held()
+        shared = len(tokens) % SIZE > 0 and any(
+            table[-1] in self.cache.table(other) for other in self.running if other != request_id
+        )
+        new = -(-(len(tokens) + len(new_tokens)) // SIZE) - len(table)
+        grown = self.cache.grow(request_id, len(tokens) + len(new_tokens))
+        assert grown == (new + shared <= BLOCKS - len(held))
+        if not grown:
+            assert self.cache.table(request_id) == table
+            return
+        tokens += new_tokens
+        kept = len(table) - shared
+        after = self.cache.table(request_id)
+        assert after[:kept] == table[:kept]
+        assert len(after) == len(table) + new
+        self.take(after[kept:], held)
+        if shared:
+            self.waiting_copies.append((table[-1], after[kept]))
+
+    @precondition(has_idle)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        src, dst = self.draw(data, idle=True), self.new_id()
+        source = self.running[src]
+        tokens = source.tokens.copy()
+        assert self.cache.fork(src, dst, tokens).table == self.cache.table(src)
+        self.running[dst] = replace(source, tokens=tokens)
+
+    @rule()
+    def copy(self) -> None:
+        """The copies of a step run, all at once."""
+        assert self.cache.take_copies() == self.waiting_copies
+        for offset in range(SIZE):
+            read = [self.slots.get((source, offset)) for source, _ in self.waiting_copies]
+            for (_, target), entry in zip(self.waiting_copies, read, strict=True):
+                self.slots[target, offset] = entry
+        self.running_copies += self.waiting_copies
+        self.waiting_copies = []
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Some requests compute a chunk each; the commits come in another order."""
+        self.copy()
+        chosen = data.draw(st.lists(st.sampled_from(list(self.running)), unique=True))
+        computed = {}
+        for request_id in chosen:
+            request, table = self.running[request_id], self.cache.table(request_id)
+            stop = data.draw(st.integers(request.computed, len(request.tokens)))
+            for position in range(request.computed, stop):
+                slot = table[position // SIZE], position % SIZE
+                self.slots[slot] = request.entry(position)
+            computed[request_id] = stop
+        self.cache.copies_done()
+        self.running_copies = []
+        for request_id in data.draw(st.permutations(chosen)):
+            self.commit(request_id, computed[request_id])
+
+    def commit(self, request_id: int, computed: int) -> None:
+        request = self.running[request_id]
+        expected = self.cache.table(request_id).copy()
+        if request.epoch == self.epochs[request.namespace]:
+            for i in range(request.computed // SIZE, computed // SIZE):
+                prefix = request.namespace, tuple(request.tokens[: (i + 1) * SIZE])
+                expected[i] = self.published.setdefault(prefix, expected[i])
+        self.cache.commit(request_id, computed)
+        assert self.cache.table(request_id) == expected
+        request.computed = computed
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        request_id = self.draw(data)
+        del self.running[request_id]
+        self.cache.release(request_id)
+        self.cache.release(request_id)
+
+    @rule(namespace=namespaces)
+    def drop(self, namespace: bytes) -> None:
+        gone = [prefix for prefix in self.published if prefix[0] == namespace]
+        assert self.cache.drop(namespace) == len(gone)
+        self.forget(gone, namespace)
+
+    @rule()
+    def reset(self) -> None:
+        assert self.cache.reset() == len(self.published)
+        self.forget(list(self.published), *NAMESPACES)
+
+    def forget(self, prefixes: list[tuple[bytes, tuple[int, ...]]], *dropped: bytes) -> None:
+        for prefix in prefixes:
+            del self.published[prefix]
+        for namespace in dropped:
+            self.epochs[namespace] += 1
+
+    # What must hold after each of them
+
+    @invariant()
+    def every_invariant_of_its_own_holds(self) -> None:
+        self.cache.check()
+
+    @invariant()
+    def every_computed_slot_holds_what_its_row_computed(self) -> None:
+        for request_id, request in self.running.items():
+            table = self.cache.table(request_id)
+            for position in range(request.computed):
+                entry = self.slots[table[position // SIZE], position % SIZE]
+                assert entry == request.entry(position)
+
+    @invariant()
+    def every_published_block_holds_its_prefix(self) -> None:
+        for (namespace, prefix), block in self.published.items():
+            last = self.slots[block, SIZE - 1]
+            assert last == (namespace, self.epochs[namespace], prefix)
+
+    @invariant()
+    def counts_are_those_of_the_model(self) -> None:
+        counts, held = self.cache.counts(), self.held()
+        assert counts.held == len(held)
+        assert counts.cached == len(set(self.published.values()) - held)
+        assert counts.total == BLOCKS
+
+    def teardown(self) -> None:
+        for request_id in self.running:
+            self.cache.release(request_id)
+        self.cache.take_copies()
+        self.cache.copies_done()
+        self.cache.check()
+        assert self.cache.counts().held == 0
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
