@@ -1,0 +1,114 @@
+"""The application, and the loop that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from ragcache.errors import ConfigError
+from ragcache.gateway import operations
+from ragcache.gateway.backend import BACKEND, Backend
+from ragcache.gateway.meter import METRICS
+from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
+from ragcache.gateway.openai import chat_completions, completions
+from ragcache.gateway.tenants import TENANTS, Tenants, authenticate
+from ragcache.metrics import Metrics
+
+if TYPE_CHECKING:
+    from ragcache.serving import Serving
+
+log = logging.getLogger(__name__)
+
+_DRAIN = 10.0  # seconds that running requests get after a stop signal
+
+ROUTES = (
+    web.post("/v1/chat/completions", chat_completions, name="chat"),
+    web.post("/v1/completions", completions, name="completions"),
+    web.get("/v1/models", operations.models),
+    web.get("/v1/models/{id:.+}", operations.model),
+    web.get("/health", operations.health),
+    web.get("/ready", operations.ready),
+    web.get("/metrics", operations.metrics),
+    web.get("/cache/stats", operations.cache_stats),
+    web.post("/cache/reset", operations.cache_reset),
+    web.post("/reset_prefix_cache", operations.cache_reset),
+)
+
+
+def create_app(
+    loading: asyncio.Future[Serving],
+    *,
+    api_keys: Sequence[str] = (),
+    max_body_size: int = 64 * 2**20,
+) -> web.Application:
+    """The gateway before `loading`, which may still be under way: until then it answers 503.
+
+    `max_body_size` is in bytes.
+    """
+    app = web.Application(
+        middlewares=[identify, shape_errors, measure, authenticate],
+        client_max_size=max_body_size,
+    )
+    app[BACKEND] = Backend(loading)
+    app[METRICS] = Metrics(app[BACKEND])
+    app[TENANTS] = Tenants(api_keys)
+    app.on_response_prepare.append(show_request_id)
+    app.add_routes(ROUTES)
+    return app
+
+
+@asynccontextmanager
+async def listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
+    """Answer on host:port (0 picks a free one) until the block ends; yields the base URL.
+
+    Raises ConfigError when the address cannot be had.
+    """
+    # Without handler_cancellation a client that leaves would not stop its generation.
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_DRAIN)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        bound = runner.addresses[0][1]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(app: web.Application, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM; running requests may finish, a second signal ends at once.
+
+    Raises ConfigError for a busy port, and whatever loading the model raises.
+    """
+    stop = _stop_signal()
+    async with listening(app, host, port) as url:
+        log.info("listening on %s", url)
+        loading = app[BACKEND].loading
+        awaited: set[asyncio.Future[Any]] = {stop, loading}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            log.info("ready")
+        await stop
+
+
+def _stop_signal() -> asyncio.Future[None]:
+    loop = asyncio.get_running_loop()
+    stop = loop.create_future()
+
+    def on_signal() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        stop.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return stop

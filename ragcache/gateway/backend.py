@@ -1,0 +1,64 @@
+"""The serving behind the routes, which may still be loading."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ragcache.errors import EngineUnavailable, ModelNotFound
+from ragcache.types import EngineStats
+
+if TYPE_CHECKING:
+    from ragcache.serving import Serving
+
+
+class Backend:
+    """A `Serving` that arrives later: the server answers from its first second."""
+
+    def __init__(self, loading: asyncio.Future[Serving]) -> None:
+        self.loading = loading
+
+    def ready(self) -> str | None:
+        """None when requests will be answered, else the reason why not."""
+        if not self.loading.done():
+            return "the model is loading"
+        if self.loading.cancelled():
+            return "loading the model was cancelled"
+        if error := self.loading.exception():
+            return f"loading the model failed: {error}"
+        return self.loading.result().ready()
+
+    @property
+    def _loaded(self) -> Serving | None:
+        done = self.loading.done() and not self.loading.cancelled()
+        return self.loading.result() if done and not self.loading.exception() else None
+
+    @property
+    def serving(self) -> Serving:
+        """The loaded serving; raises EngineUnavailable with the reason before that."""
+        if (serving := self._loaded) is None:
+            raise EngineUnavailable(f"not ready: {self.ready()}")
+        return serving
+
+    @property
+    def model_name(self) -> str:
+        """The canonical served name, empty while the model is loading."""
+        return self._loaded.model_names[0] if self._loaded else ""
+
+    def stats(self) -> EngineStats | None:
+        """A snapshot of the engine, None while the model is loading."""
+        return self._loaded.stats() if self._loaded else None
+
+    def serving_model(self, name: str) -> Serving:
+        """The serving of the model that a client calls `name`; raises ModelNotFound."""
+        if name not in self.serving.model_names:
+            known = ", ".join(self.serving.model_names)
+            raise ModelNotFound(
+                f"the model {name!r} does not exist; served here: {known}", param="model"
+            )
+        return self.serving
+
+
+BACKEND = web.AppKey("backend", Backend)

@@ -1,0 +1,44 @@
+"""Request bodies: bytes to a checked model, or one clear 400."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from ragcache.errors import InvalidRequest
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_OFF_LOOP = 2**20  # bytes; parsing more than this would be felt by the running streams
+
+
+async def read_body(request: web.Request, model: type[Body]) -> Body:
+    """Read and check the JSON body; raises InvalidRequest, HTTPRequestEntityTooLarge."""
+    announced = request.content_length or 0
+    if announced > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
+    raw = await request.read()
+    if len(raw) > _OFF_LOOP:
+        return await asyncio.to_thread(parse, model, raw)
+    return parse(model, raw)
+
+
+def parse(model: type[Body], raw: bytes) -> Body:
+    """Check JSON text, which is UTF-8 whatever the charset says (RFC 8259, 8.1)."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = field_path(first["loc"])
+        message = f"{param}: {first['msg']}" if param else first["msg"]
+        raise InvalidRequest(message, param=param) from None
+
+
+def field_path(loc: Sequence[int | str]) -> str | None:
+    """`("messages", 0, "role")` as `messages[0].role`."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc]
+    return "".join(step for step in steps if step != ".[key]").lstrip(".") or None

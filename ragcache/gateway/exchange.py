@@ -1,0 +1,104 @@
+"""The generations behind one HTTP request, as one flow of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ragcache.gateway.meter import GenerationMeter, RequestMeter
+from ragcache.types import Delta, GenerateRequest, Usage
+
+if TYPE_CHECKING:
+    from ragcache.serving import Generation, Serving
+
+
+@asynccontextmanager
+async def exchange(
+    serving: Serving, requests: Sequence[GenerateRequest], meter: RequestMeter
+) -> AsyncIterator[Exchange]:
+    """Start all requests; whatever ends the block aborts what still runs.
+
+    Raises RequestError, before anything can be streamed, when one of them is refused.
+    """
+    async with AsyncExitStack() as stack:
+        generations = []
+        for request in requests:
+            generations.append(await serving.start(request))
+            stack.push_async_callback(generations[-1].aclose)
+        block_size = serving.stats().block_size
+        meters = [GenerationMeter(meter, block_size) for _ in generations]
+        merged = Exchange(generations, meters, requests[0].sampling.n)
+        stack.push_async_callback(merged.stop)
+        yield merged
+
+
+class Exchange:
+    """Merges generations in the order of arrival; choice j of prompt i gets index i·n + j."""
+
+    def __init__(
+        self, generations: Sequence[Generation], meters: Sequence[GenerationMeter], n: int
+    ) -> None:
+        self.choices = n * len(generations)
+        self._generations = generations
+        # Bounded by the length of the generations, so a slow reader never holds up the engine.
+        self._arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+        self._pumps = [
+            asyncio.create_task(self._pump(generation, meter, i * n))
+            for i, (generation, meter) in enumerate(zip(generations, meters, strict=True))
+        ]
+
+    @property
+    def usage(self) -> Usage:
+        """The sum over the prompts, each counted once whatever n is."""
+        usages = [generation.usage for generation in self._generations]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+        )
+
+    async def batches(self, patience: float | None = None) -> AsyncIterator[list[Delta]]:
+        """Yield the deltas that are ready together, or an empty list after `patience` seconds.
+
+        Raises what a generation raised, after the deltas that came before it.
+        """
+        running = len(self._pumps)
+        while running:
+            arrived = await self._next(patience)
+            deltas = [item for item in arrived if isinstance(item, Delta)]
+            if deltas or not arrived:
+                yield deltas
+            for item in arrived:
+                if isinstance(item, Exception):
+                    raise item
+            running -= arrived.count(None)
+
+    async def stop(self) -> None:
+        """Stop listening to the generations."""
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _next(self, patience: float | None) -> list[Delta | Exception | None]:
+        try:
+            async with asyncio.timeout(patience):
+                arrived = [await self._arrived.get()]
+        except TimeoutError:
+            return []
+        while not self._arrived.empty():
+            arrived.append(self._arrived.get_nowait())
+        return arrived
+
+    async def _pump(self, generation: Generation, meter: GenerationMeter, offset: int) -> None:
+        try:
+            async for delta in generation:
+                meter.delta(delta, generation.usage)
+                self._arrived.put_nowait(replace(delta, index=offset + delta.index))
+            self._arrived.put_nowait(None)
+        except Exception as error:
+            self._arrived.put_nowait(error)
+        finally:
+            meter.ended(generation.usage)

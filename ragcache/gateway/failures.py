@@ -1,0 +1,59 @@
+"""Exceptions on their way to the client: a status, a message, a body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import hdrs, web
+
+from ragcache.errors import Overloaded, RequestError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client is told about an exception."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: Exception, request_id: str) -> Self:
+        """Describe `error`; one that nobody raised on purpose is logged and not shown."""
+        if isinstance(error, RequestError):
+            return cls(error.status, error.message, error.param, error.code, _retry(error))
+        if isinstance(error, web.HTTPException):
+            return cls(error.status, error.text or error.reason, headers=_allowed(error))
+        log.error("request %s failed", request_id, exc_info=error)
+        return cls(500, f"internal error; the server's log has more under {request_id}")
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of this failure."""
+        if self.status >= 500:
+            return "server_error"
+        special = {401: "authentication_error", 429: "rate_limit_error"}
+        return special.get(self.status, "invalid_request_error")
+
+    def openai(self) -> dict[str, Any]:
+        """The body on OpenAI's routes."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def _retry(error: RequestError) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {hdrs.RETRY_AFTER: str(error.retry_after)}
+    return {}
+
+
+def _allowed(error: web.HTTPException) -> dict[str, str]:
+    """A 405 must name the methods that would do (RFC 9110, 15.5.6)."""
+    return {hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}

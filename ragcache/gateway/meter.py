@@ -1,0 +1,118 @@
+"""Guards that measure one request while the gateway serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from ragcache.metrics import Metrics
+from ragcache.types import Delta, FinishReason, Usage
+
+METRICS = web.AppKey("metrics", Metrics)
+
+
+class RequestMeter:
+    """Measures one request, from its arrival to the end of the `with` block.
+
+    An exception that leaves the block decides the outcome: a cancellation or a broken connection
+    is `abort` (status 499, nginx's number for it), anything else `error`.
+    """
+
+    def __init__(self, metrics: Metrics, api: str) -> None:
+        self.metrics = metrics
+        self.arrival = time.perf_counter()
+        self._api = api
+        self._reasons: set[FinishReason] = set()
+        self._failure: BaseException | None = None
+
+    def finished(self, reason: FinishReason) -> None:
+        """Note the end of one choice."""
+        self._reasons.add(reason)
+
+    def failed(self, error: BaseException) -> None:
+        """Note a failure that cannot leave the block, since the response has begun."""
+        self._failure = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure = error or self._failure
+        status, reason = self._outcome(failure)
+        model, metrics = self.metrics.source.model_name, self.metrics
+        metrics.requests.labels(model, self._api, status, reason).inc()
+        metrics.e2e.labels(model).observe(time.perf_counter() - self.arrival)
+        if reason == "error":
+            metrics.errors.labels(model, self._api, type(failure).__name__).inc()
+
+    def _outcome(self, failure: BaseException | None) -> tuple[int, str]:
+        if isinstance(failure, asyncio.CancelledError | ConnectionError):
+            return 499, FinishReason.ABORT
+        if failure is not None:
+            return getattr(failure, "status", 500), "error"
+        cut = FinishReason.LENGTH in self._reasons
+        return 200, FinishReason.LENGTH if cut else FinishReason.STOP
+
+
+METER = web.RequestKey("meter", RequestMeter)
+
+
+class GenerationMeter:
+    """Measures one generation of a request: its first token, its pace, its tokens."""
+
+    def __init__(self, request: RequestMeter, block_size: int) -> None:
+        self._request = request
+        self._metrics = request.metrics
+        self._model = request.metrics.source.model_name
+        self._block_size = block_size
+        self._tokens = 0
+        self._last: dict[int, float] = {}  # choice → when its last piece came
+
+    def delta(self, delta: Delta, usage: Usage) -> None:
+        """Count one delta; `usage` is the generation's at that moment."""
+        now = time.perf_counter()
+        if not self._last:
+            self._first(now, usage)
+        elif delta.text and delta.index in self._last:
+            gap = now - self._last[delta.index]
+            self._metrics.inter_token_latency.labels(self._model).observe(gap)
+        self._last[delta.index] = now
+        self._count(usage)
+        if delta.finish_reason is not None:
+            self._request.finished(delta.finish_reason)
+
+    def ended(self, usage: Usage) -> None:
+        """Count what was generated in the end, delivered or not."""
+        self._count(usage)
+        tokens = self._metrics.request_generation_tokens
+        tokens.labels(self._model).observe(usage.completion_tokens)
+
+    def _first(self, now: float, usage: Usage) -> None:
+        metrics, model = self._metrics, self._model
+        cache = self._cache(usage)
+        metrics.time_to_first_token.labels(model, cache).observe(now - self._request.arrival)
+        metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
+        uncached = usage.prompt_tokens - usage.cached_tokens
+        metrics.uncached_prompt_tokens.labels(model).observe(uncached)
+        metrics.hit_rate.add(usage.prompt_tokens, usage.cached_tokens)
+
+    def _cache(self, usage: Usage) -> str:
+        """`hit` when every whole block in front of the last prompt token was found."""
+        reachable = (usage.prompt_tokens - 1) // self._block_size * self._block_size
+        if not usage.cached_tokens:
+            return "miss"
+        return "hit" if usage.cached_tokens >= reachable else "partial"
+
+    def _count(self, usage: Usage) -> None:
+        fresh = usage.completion_tokens - self._tokens
+        self._metrics.generation_tokens.labels(self._model).inc(fresh)
+        self._tokens = usage.completion_tokens

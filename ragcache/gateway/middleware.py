@@ -1,0 +1,52 @@
+"""What happens to every request: an id, an error shape, a measurement."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from ragcache.gateway.failures import Failure
+from ragcache.gateway.meter import METER, METRICS, RequestMeter
+
+REQUEST_ID = web.RequestKey("request_id", str)
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request the client's id for it, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    request[REQUEST_ID] = given if _SANE_ID.fullmatch(given) else f"req-{uuid4().hex}"
+    return await handler(request)
+
+
+async def show_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler of aiohttp's on_response_prepare: streams get the header too."""
+    if REQUEST_ID in request:
+        response.headers["x-request-id"] = request[REQUEST_ID]
+
+
+@web.middleware
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every exception as JSON in the route's error shape."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        return web.Response(status=499)  # nobody is left to read it
+    except Exception as error:
+        failure = Failure.of(error, request[REQUEST_ID])
+        return web.json_response(failure.openai(), status=failure.status, headers=failure.headers)
+
+
+@web.middleware
+async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Meter the routes that have a name; the name is their `api` label."""
+    api = request.match_info.route.name
+    if api is None:
+        return await handler(request)
+    with RequestMeter(request.app[METRICS], api) as meter:
+        request[METER] = meter
+        return await handler(request)

@@ -1,0 +1,77 @@
+"""OpenAI's completion routes, from the request body to the last byte."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from ragcache.gateway.backend import BACKEND
+from ragcache.gateway.bodies import read_body
+from ragcache.gateway.exchange import Exchange, exchange
+from ragcache.gateway.failures import Failure
+from ragcache.gateway.meter import METER
+from ragcache.gateway.middleware import REQUEST_ID
+from ragcache.gateway.openai_format import ChatReply, Choice, Reply, TextReply
+from ragcache.gateway.openai_schema import (
+    ChatCompletionRequest,
+    CompletionFields,
+    CompletionRequest,
+)
+from ragcache.gateway.sse import KEEP_ALIVE, EventStream
+from ragcache.gateway.tenants import TENANT
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    return await _answer(request, ChatCompletionRequest, ChatReply)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    return await _answer(request, CompletionRequest, TextReply)
+
+
+async def _answer(
+    request: web.Request, schema: type[CompletionFields], reply_type: type[Reply]
+) -> web.StreamResponse:
+    body = await read_body(request, schema)
+    serving = request.app[BACKEND].serving_model(body.model)
+    reply = reply_type(body.model, include_usage=body.include_usage)
+    requests = body.requests(reply.id, request[TENANT])
+    async with exchange(serving, requests, request[METER]) as deltas:
+        if body.stream:
+            return await _stream(request, deltas, reply)
+        return web.json_response(await _whole(deltas, reply), dumps=_dumps)
+
+
+async def _whole(deltas: Exchange, reply: Reply) -> dict[str, Any]:
+    choices = [Choice(index) for index in range(deltas.choices)]
+    async for batch in deltas.batches():
+        for delta in batch:
+            choices[delta.index].add(delta)
+    return reply.body(choices, deltas.usage)
+
+
+async def _stream(request: web.Request, deltas: Exchange, reply: Reply) -> web.StreamResponse:
+    stream = await EventStream.open(request)
+    try:
+        await _send_deltas(stream, deltas, reply)
+    except ConnectionError:
+        raise
+    except Exception as error:  # the status is sent: what is left is an event, and no [DONE]
+        request[METER].failed(error)
+        await stream.send(_dumps(Failure.of(error, request[REQUEST_ID]).openai()))
+    return await stream.close()
+
+
+async def _send_deltas(stream: EventStream, deltas: Exchange, reply: Reply) -> None:
+    async for batch in deltas.batches(KEEP_ALIVE):
+        if batch:
+            await stream.send(*[_dumps(chunk) for delta in batch for chunk in reply.chunks(delta)])
+        else:
+            await stream.keep_alive()
+    await stream.send(*map(_dumps, reply.closing(deltas.usage)), "[DONE]")

@@ -1,0 +1,56 @@
+"""Server-sent events (WHATWG HTML, 9.2) on an aiohttp response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Self
+
+from aiohttp import web
+
+KEEP_ALIVE = 15.0  # seconds of silence before a comment, below the time-outs of usual proxies
+STALLED = 60.0  # seconds that a write may take before the reader counts as gone
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect a buffer full before it forwards
+}
+
+
+class EventStream:
+    """An open stream of events. Every method raises ConnectionError once the client is gone."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._transport = request.transport
+        self._response = web.StreamResponse(headers=_HEADERS)
+
+    @classmethod
+    async def open(cls, request: web.Request) -> Self:
+        """Send the headers, so that the client knows that its request was accepted."""
+        stream = cls(request)
+        await stream._response.prepare(request)
+        return stream
+
+    async def send(self, *data: str) -> None:
+        """Send one event for each piece of data (without newlines), all in one write."""
+        events = "".join(f"data: {piece}\n\n" for piece in data)
+        await self._unless_stalled(self._response.write(events.encode()))
+
+    async def keep_alive(self) -> None:
+        """Send a comment, which clients skip, so that no proxy takes silence for death."""
+        await self._unless_stalled(self._response.write(b": keep-alive\n\n"))
+
+    async def close(self) -> web.StreamResponse:
+        """End the body at once: clients read on until its end."""
+        await self._unless_stalled(self._response.write_eof())
+        return self._response
+
+    async def _unless_stalled(self, write: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(STALLED):
+                await write
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()  # closing would wait for the reader once more
+            raise ConnectionAbortedError("the client does not read") from None

@@ -1,0 +1,182 @@
+"""A scripted serving behind the real runner, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from ragcache.errors import ContextLengthExceeded, InvalidRequest
+from ragcache.gateway.app import create_app, listening
+from ragcache.types import (
+    ChatPrompt,
+    Delta,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    PoolCounts,
+    TextLogprob,
+    Usage,
+)
+
+TEXT = ("Hello", ", ", "wörld", " 🌍", "!")
+
+
+@dataclass
+class Script:
+    """What the fake model says, and when."""
+
+    pieces: tuple[str, ...] = TEXT
+    cached_tokens: int = 0
+    pause: float = 0.0  # seconds between two steps
+    queued: asyncio.Event | None = None  # set to let the request out of the queue
+    refuse: Exception | None = None  # raised by start
+    fail_after: int | None = None  # steps before `failure` is raised
+    failure: Exception = field(default_factory=lambda: RuntimeError("the engine is broken"))
+
+
+def words(prompt: ChatPrompt | str | tuple[int, ...]) -> int:
+    if isinstance(prompt, ChatPrompt):
+        return sum(1 + len(message.content.split()) for message in prompt.messages)
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+class FakeGeneration:
+    def __init__(self, owner: FakeServing, request: GenerateRequest) -> None:
+        self.id = request.id
+        self.request = request
+        self.prompt_tokens = words(request.prompt)
+        self.closed = 0
+        self.ended = False
+        self._owner = owner
+        self._script = owner.script
+        self._cached = 0
+        self._completion = 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self._cached, self._completion)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        script, sampling = self._script, self.request.sampling
+        if script.queued is not None:
+            await script.queued.wait()
+        self._cached = script.cached_tokens
+        self._owner.query_tokens += self.prompt_tokens
+        self._owner.hit_tokens += self._cached
+        said = script.pieces[: sampling.max_tokens]
+        for step, piece in enumerate(said):
+            if step == script.fail_after:
+                raise script.failure
+            await asyncio.sleep(script.pause)
+            for index in range(sampling.n):
+                self._completion += 1
+                yield Delta(index, piece, self._logprobs(piece))
+        reason = FinishReason.LENGTH if len(said) < len(script.pieces) else FinishReason.STOP
+        for index in range(sampling.n):
+            yield Delta(index, finish_reason=reason)
+        self.ended = True
+
+    def _logprobs(self, piece: str) -> tuple[TextLogprob, ...]:
+        if (wanted := self.request.sampling.logprobs) is None:
+            return ()
+        others = [TextLogprob(f"alt{i}", b"alt", -float("inf")) for i in range(wanted)]
+        return (TextLogprob(piece, piece.encode(), -0.5, tuple(others)),)
+
+
+class FakeServing:
+    model_names = ("tiny", "alias")
+    max_model_len = 1000
+    created = 1_750_000_000
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.generations: list[FakeGeneration] = []
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self.held = 0
+        self.not_ready: str | None = None
+
+    async def start(self, request: GenerateRequest) -> FakeGeneration:
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        if words(request.prompt) >= self.max_model_len:
+            raise ContextLengthExceeded("prompt is too long: 1000 tokens", param="messages")
+        if isinstance(request.prompt, ChatPrompt):
+            for message in request.prompt.messages:
+                if any("\ud800" <= char <= "\udfff" for char in message.content):
+                    raise InvalidRequest("lone surrogate", param="messages")
+        self.generations.append(FakeGeneration(self, request))
+        return self.generations[-1]
+
+    def ready(self) -> str | None:
+        return self.not_ready
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=self.held,
+            waiting=0,
+            pool=PoolCounts(free=90 - self.held, cached=10, held=self.held),
+            block_size=4,
+            query_tokens=self.query_tokens,
+            hit_tokens=self.hit_tokens,
+            evictions=3,
+            preemptions=1,
+            computed_tokens=self.query_tokens - self.hit_tokens,
+        )
+
+    async def reset_cache(self) -> bool:
+        return not self.held
+
+
+@pytest.fixture
+def serving() -> FakeServing:
+    return FakeServing()
+
+
+@pytest.fixture
+async def start(serving: FakeServing) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Start a server with the options of `create_app`; returns its base URL."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            loading: asyncio.Future[FakeServing] | None = None, **options: object
+        ) -> str:
+            if loading is None:
+                loading = asyncio.get_running_loop().create_future()
+                loading.set_result(serving)
+            app = create_app(loading, **options)
+            return await stack.enter_async_context(listening(app, "127.0.0.1", 0))
+
+        yield start
+
+
+@pytest.fixture
+async def url(start: Callable[..., Awaitable[str]]) -> str:
+    return await start()
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(url) as session:
+        yield session
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def errors_logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The messages of level ERROR and above so far."""
+    return lambda: [r.getMessage() for r in caplog.records if r.levelname in {"ERROR", "CRITICAL"}]

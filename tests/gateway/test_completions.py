@@ -1,0 +1,56 @@
+"""/v1/completions through the official client."""
+
+import pytest
+from openai.types import Completion
+
+
+async def test_text_and_tokens_are_prompts_alike(client, serving):
+    text = await client.completions.create(model="tiny", prompt="one two three")
+    tokens = await client.completions.create(model="tiny", prompt=[11, 22, 33])
+    assert text.choices == tokens.choices
+    assert text.usage == tokens.usage
+    prompts = [generation.request.prompt for generation in serving.generations]
+    assert prompts == ["one two three", (11, 22, 33)]
+    assert serving.generations[0].request.sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize("prompts", [["a", "b c", "d e f"], [[1], [2, 3], [4, 5, 6]]])
+async def test_several_prompts_become_choices_in_order(client, serving, prompts):
+    answer = await client.completions.create(model="tiny", prompt=prompts, n=2, max_tokens=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4, 5]
+    assert {choice.text for choice in answer.choices} == {"Hello, "}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 12)
+    assert len({generation.id for generation in serving.generations}) == 3
+
+
+async def test_several_prompts_run_at_the_same_time(client, serving):
+    serving.script.pause = 0.01
+    stream = await client.completions.create(model="tiny", prompt=["a", "b"], stream=True)
+    indices = [chunk.choices[0].index async for chunk in stream if chunk.choices[0].text]
+    assert set(indices[:4]) == {0, 1}
+
+
+async def test_a_refused_prompt_ends_those_already_started(client, serving):
+    with pytest.raises(Exception, match="too long"):
+        await client.completions.create(model="tiny", prompt=["a", "b " * 1000])
+    assert [generation.closed for generation in serving.generations] == [1]
+
+
+async def test_legacy_log_probabilities_agree_in_stream_and_whole(client):
+    ask = {"model": "tiny", "prompt": "x", "logprobs": 1}
+    whole = (await client.completions.create(**ask)).choices[0].logprobs
+    assert whole.tokens == ["Hello", ", ", "wörld", " 🌍", "!"]
+    assert whole.text_offset == [0, 5, 7, 12, 14]
+    assert whole.token_logprobs == [-0.5] * 5
+    assert whole.top_logprobs[0] == {"Hello": -0.5, "alt0": -9999.0}
+    stream = await client.completions.create(**ask, stream=True)
+    parts = [c.choices[0].logprobs async for c in stream if c.choices[0].logprobs]
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        assert [item for part in parts for item in getattr(part, name)] == getattr(whole, name)
+
+
+async def test_bodies_validate_against_the_clients_types(http):
+    async with http.post("/v1/completions", json={"model": "tiny", "prompt": "x"}) as response:
+        body = await response.json()
+    assert body["object"] == "text_completion"
+    Completion.model_validate(body)
