@@ -25,7 +25,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constra
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 serve: $(VENV)/.base
 	$(BIN)/ragcache serve --port $(PORT) $(ARGS)
