@@ -24,6 +24,7 @@ from ragcache.errors import ConfigError
 
 ENV_PREFIX = "RAGCACHE_"
 CONFIG_FILE = "RAGCACHE_CONFIG"
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CLIENT_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL"}  # not options of the server
 
 
@@ -38,7 +39,7 @@ class ServeSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: DtypeName = Field(
         "auto", description="of weights and KV; auto: bfloat16 where the hardware is fast at it"
     )
     served_model_name: list[str] = Field(

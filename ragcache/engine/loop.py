@@ -158,6 +158,7 @@ class Engine:
         free_of_rows = self._cache.counts().held == 0
         if free_of_rows:
             self._cache.reset()
+            self.stats = self._snapshot()  # whoever waits for the reply sees its effect
         self._replies.discard(done)
         done.set_result(free_of_rows)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
+from ragcache.engine.support import check_config
 from ragcache.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ def load_model(source: ModelSource, device: torch.device, dtype: torch.dtype) ->
         options["quantization_config"] = GgufConfig(dequantize=True)
     try:
         config = AutoConfig.from_pretrained(source.location, **source.load_options)
+        check_config(config)
         log.info("loading %s (%s) as %s on %s", source.name, config.model_type, dtype, device)
         model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
     except (OSError, ValueError) as error:

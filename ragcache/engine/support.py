@@ -7,12 +7,13 @@ biases, encoders) would run and be silently wrong, so it is refused with the rea
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from ragcache_kernels.interface import AttentionSpec
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ragcache.engine.attention import NAME, forward_context
 from ragcache.engine.pool import LayerShape
@@ -32,44 +33,51 @@ HARMLESS_OPTIONS = {
 }
 
 
+def check_config(config: PreTrainedConfig) -> None:
+    """Refuse what the configuration alone gives away, before any weight is loaded.
+
+    Raises:
+        UnsupportedModel: with the reason.
+    """
+    if config.is_encoder_decoder:
+        raise _refusal(config, "it is an encoder-decoder")
+    text = config.get_text_config()
+    unknown = set(getattr(text, "layer_types", None) or []) - LAYER_TYPES
+    if unknown:
+        raise _refusal(config, f"it has layers of type {', '.join(sorted(unknown))}")
+    if getattr(text, "alibi", False):
+        raise _refusal(config, "it uses ALiBi position biases")
+
+
 def prepare_model(model: PreTrainedModel) -> list[LayerShape]:
     """Switch the model to paged attention and return the shape of each layer's KV.
 
     Raises:
         UnsupportedModel: when answers on the paged cache could be wrong.
     """
-    _check_config(model)
+    check_config(model.config)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise _refusal(model.config, "it counts positions by itself")
     model.set_attn_implementation(NAME)
     for config in (model.config, model.config.get_text_config()):
         if config._attn_implementation != NAME:
-            raise _refusal(model, "its attention does not go through AttentionInterface")
-    probe = _Probe(model)
+            raise _refusal(model.config, "its attention does not go through AttentionInterface")
+    probe = _Probe(model.config)
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     with torch.inference_mode(), forward_context(probe):
         model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
     return probe.layers()
 
 
-def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"model type {model.config.model_type} is not supported: {reason}")
-
-
-def _check_config(model: PreTrainedModel) -> None:
-    config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        raise _refusal(model, "it is an encoder-decoder")
-    unknown = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if unknown:
-        raise _refusal(model, f"it has layers of type {', '.join(sorted(unknown))}")
-    if getattr(config, "alibi", False):
-        raise _refusal(model, "it uses ALiBi position biases")
+def _refusal(config: PreTrainedConfig, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"model type {config.model_type} is not supported: {reason}")
 
 
 class _Probe:
     """A forward context for one token, which records what each layer calls."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self._config = config
         self._layers: dict[int, LayerShape] = {}
 
     def attend(
@@ -83,20 +91,20 @@ class _Probe:
     ) -> Tensor:
         index = getattr(module, "layer_idx", None)
         if not isinstance(index, int) or index in self._layers:
-            raise _refusal(self._model, "its attention layers are not numbered one by one")
+            raise _refusal(self._config, "its attention layers are not numbered one by one")
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
-            raise _refusal(self._model, "its attention is not causal")
+            raise _refusal(self._config, "its attention is not causal")
         for name, option in options.items():
             if option is not None and name not in HARMLESS_OPTIONS:
-                raise _refusal(self._model, f"it passes {name!r} to its attention")
+                raise _refusal(self._config, f"it passes {name!r} to its attention")
         self._layers[index] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         # One token attends to itself alone, so the result is its value.
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
     def layers(self) -> list[LayerShape]:
-        expected = self._model.config.get_text_config().num_hidden_layers
+        expected = self._config.get_text_config().num_hidden_layers
         if sorted(self._layers) != list(range(expected)):
             raise _refusal(
-                self._model, f"{len(self._layers)} of its {expected} layers have paged attention"
+                self._config, f"{len(self._layers)} of its {expected} layers have paged attention"
             )
         return [self._layers[index] for index in range(expected)]

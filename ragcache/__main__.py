@@ -1,0 +1,5 @@
+"""`python -m ragcache` is the same as the console script."""
+
+from ragcache.cli import main
+
+main()

@@ -1,0 +1,154 @@
+"""`ragcache bench engine`: our steps against a plain transformers forward of the same model.
+
+Both sides run the same weights, batch, dtype and context, in turns, so that whatever else the
+machine does falls on both alike. The plain side is what `generate` does in a step: a forward
+pass with a `DynamicCache` and transformers' own attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from ragcache_kernels import get_backend
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ragcache.bench.options import EngineBench
+from ragcache.engine.attention import NAME
+from ragcache.engine.batch import build_batch
+from ragcache.engine.model import choose_device, choose_dtype, find_model, load_model
+from ragcache.engine.pool import KVPool, LayerShape
+from ragcache.engine.request import Request, Sequence
+from ragcache.engine.runner import ModelRunner
+from ragcache.engine.scheduler import Chunk
+from ragcache.engine.support import prepare_model
+from ragcache.prefix.cache import PrefixCache
+from ragcache.types import SamplingParams
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`batch` sequences with `context` tokens of KV, each computing `query` tokens more."""
+
+    batch: int
+    context: int
+    query: int
+
+    @property
+    def name(self) -> str:
+        """How the table calls it."""
+        kind = "decode" if self.query == 1 else "prefill"
+        return f"{kind} {self.batch} x {self.query} over {self.context}"
+
+
+CASES = (Case(1, 1400, 1), Case(8, 1400, 1), Case(1, 0, 512), Case(1, 1024, 512))
+
+
+def run(options: EngineBench) -> dict[str, Any]:
+    """Measure every case; seconds are medians of the rounds, ratios are ours ÷ plain."""
+    device = choose_device("auto")
+    dtype = choose_dtype(options.dtype, device)
+    model = load_model(find_model(options.model), device, dtype)
+    sides = _Sides(model, prepare_model(model))
+    cases = {
+        case.name: sides.measure(case, options.repeats)
+        for case in track(CASES, description="engine")
+    }
+    return {"dtype": str(dtype), "threads": torch.get_num_threads(), "cases": cases}
+
+
+def render(results: dict[str, Any]) -> Table:
+    """Lay the results of `run` out as a table."""
+    table = Table(title=f"{results['dtype']}, {results['threads']} threads, milliseconds a step")
+    for column in ("step", "ragcache", "transformers", "ratio"):
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for name, case in results["cases"].items():
+        ours, plain = (f"{case[side] * 1e3:.1f}" for side in ("ours", "plain"))
+        table.add_row(name, ours, plain, f"{case['ratio']:.2f}")
+    return table
+
+
+class _Sides:
+    """One model with two attentions, switched between rounds."""
+
+    def __init__(self, model: PreTrainedModel, layers: list[LayerShape]) -> None:
+        self._model = model
+        self._layers = layers
+
+    def measure(self, case: Case, repeats: int) -> dict[str, float]:
+        ours, plain = self._paged_step(case), self._plain_step(case)
+        times: dict[str, list[float]] = {"ours": [], "plain": []}
+        for _ in range(repeats + 1):  # the first round warms up
+            self._model.set_attn_implementation(NAME)
+            times["ours"].append(ours())
+            self._model.set_attn_implementation("sdpa")
+            times["plain"].append(plain())
+        result = {side: median(values[1:]) for side, values in times.items()}
+        pairs = zip(times["ours"][1:], times["plain"][1:], strict=True)
+        return {**result, "ratio": median(mine / theirs for mine, theirs in pairs)}
+
+    def _paged_step(self, case: Case) -> Callable[[], float]:
+        total = case.context + case.query
+        blocks = case.batch * -(-total // BLOCK_SIZE)
+        cache = PrefixCache(blocks, BLOCK_SIZE, share=False)
+        model = self._model
+        pool = KVPool(self._layers, blocks, BLOCK_SIZE, model.dtype, model.device)
+        for tensor in pool.tensors:
+            tensor.normal_()
+        runner = ModelRunner(model, pool, get_backend("torch"))
+        chunks = [self._chunk(case, index, cache) for index in range(case.batch)]
+
+        def step() -> float:
+            started = perf_counter()
+            runner.run(build_batch(chunks, cache)).argmax(dim=-1).tolist()
+            return perf_counter() - started
+
+        return step
+
+    def _chunk(self, case: Case, index: int, cache: PrefixCache) -> Chunk:
+        prompt = [1] * (case.context + case.query)
+        request = Request(str(index), prompt, SamplingParams(1), b"", frozenset())
+        sequence = Sequence(request, 0)
+        cache.admit(sequence.row, cache.plan(prompt, b""))
+        sequence.num_computed = case.context
+        return Chunk(sequence, case.query)
+
+    def _plain_step(self, case: Case) -> Callable[[], float]:
+        model = self._model
+        ids = torch.ones((case.batch, case.query), dtype=torch.int64, device=model.device)
+        positions = torch.arange(case.query, device=model.device)[None] + case.context
+        keys_and_values = [self._random(case, layer) for layer in self._layers]
+
+        @torch.inference_mode()
+        def step() -> float:
+            cache = DynamicCache(config=model.config)
+            for index, (key, value) in enumerate(keys_and_values):
+                cache.update(key, value, index)
+            started = perf_counter()
+            output = model(
+                input_ids=ids,
+                position_ids=positions.expand(case.batch, -1),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            output.logits.argmax(dim=-1).tolist()
+            return perf_counter() - started
+
+        return step
+
+    def _random(self, case: Case, layer: LayerShape) -> tuple[Tensor, Tensor]:
+        def normal(dim: int) -> Tensor:
+            shape = (case.batch, layer.num_kv_heads, case.context, dim)
+            return torch.randn(shape, dtype=self._model.dtype, device=self._model.device)
+
+        return normal(layer.key_dim), normal(layer.value_dim)

@@ -1,0 +1,92 @@
+"""The options of every benchmark, importable without the libraries that the benchmarks need."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, model_validator
+from rich.console import Console
+
+from ragcache.config import DtypeName
+
+
+class BenchOptions(BaseModel):
+    """A benchmark as a command: `module` has `run(options)` and `render(results)`."""
+
+    model_config = ConfigDict(extra="forbid")
+    module: ClassVar[str]
+
+    json_file: Path | None = Field(
+        None, validation_alias="json", description="also write all figures to this file"
+    )
+
+    def cli_cmd(self) -> None:
+        """Run, show the figures and write them where asked."""
+        bench: Any = importlib.import_module(f"ragcache.bench.{self.module}")
+        results: dict[str, Any] = bench.run(self)
+        Console().print(bench.render(results))
+        if self.json_file is not None:
+            self.json_file.write_text(json.dumps(results, indent=2) + "\n")
+
+
+class PrefixBench(BenchOptions):
+    """Time the prefix cache alone: no model, no network."""
+
+    module = "prefix"
+
+
+class EngineBench(BenchOptions):
+    """Time decode steps and prefill chunks against plain transformers, as ratios."""
+
+    module = "engine"
+
+    model: str | None = Field(None, description="hub id, folder or GGUF file; default: embedded")
+    dtype: DtypeName = Field("auto", description="of weights and KV")
+    repeats: PositiveInt = Field(9, description="rounds of each case; medians are shown")
+
+
+class GatewayBench(BenchOptions):
+    """Time requests to a gateway whose model takes no time."""
+
+    module = "gateway"
+
+    requests: PositiveInt = Field(200, description="requests, one after the other")
+    words: PositiveInt = Field(700, description="words in the prompt that all requests share")
+
+
+class ServeBench(BenchOptions):
+    """Load a running server with agents that share prompts: hit rate, latency, throughput."""
+
+    module = "serve"
+
+    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server's API")
+    model: str | None = Field(None, description="model to ask for; default: the first one listed")
+    api_key: SecretStr | None = Field(None, description="sent as a bearer token")
+    concurrency: PositiveInt = Field(4, description="requests in flight")
+    sessions: PositiveInt = Field(8, description="conversations, all alive at once")
+    turns: PositiveInt = Field(4, description="requests of each conversation")
+    passages: PositiveInt = Field(3, description="passages retrieved for each turn")
+    max_tokens: PositiveInt = Field(32, description="longest answer, in tokens")
+    ignore_eos: bool = Field(False, description="always generate max_tokens, if the server can")
+    seed: int = Field(0, description="of the workload; the same seed sends the same requests")
+    block_size: PositiveInt = Field(16, description="tokens in a block of the ideal cache")
+    tokenizer: str | None = Field(
+        None, description="hub id, folder or GGUF file of the model; default: the embedded model"
+    )
+    salt: bool = Field(
+        True, description="start cold by a cache_salt; off for servers that refuse the field"
+    )
+    control: bool = Field(False, description="run again with nothing shared, to compare with")
+    probe_tokens: int = Field(
+        1400, ge=0, description="prompt length of the cold and warm probe; 0: no probe"
+    )
+    probe_repeats: PositiveInt = Field(3, description="rounds of the probe; medians are shown")
+
+    @model_validator(mode="after")
+    def _control_needs_salt(self) -> Self:
+        if self.control and not self.salt:
+            raise ValueError("control needs salt: it keeps requests from sharing by salting each")
+        return self

@@ -1,0 +1,97 @@
+"""`ragcache serve` and `ragcache bench`; every option is a field of a settings class."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
+
+from ragcache.bench.options import EngineBench, GatewayBench, PrefixBench
+from ragcache.config import ServeSettings
+from ragcache.errors import ConfigError, RagcacheError
+
+
+class Serve(ServeSettings):
+    """Serve a model with a shared prefix cache over an OpenAI-compatible API."""
+
+    def cli_cmd(self) -> None:
+        """Answer from the first second, load the model meanwhile, end at a signal."""
+        logging.basicConfig(
+            level=self.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        )
+        asyncio.run(_serve(self))
+
+
+class Bench(BaseModel):
+    """Measure; every benchmark has a control in the same run."""
+
+    prefix: CliSubCommand[PrefixBench]
+    engine: CliSubCommand[EngineBench]
+    gateway: CliSubCommand[GatewayBench]
+
+    def cli_cmd(self) -> None:
+        """Run the chosen benchmark."""
+        CliApp.run_subcommand(self)
+
+
+class Ragcache(BaseSettings):
+    """A gateway with its own PagedAttention engine that prefills shared prefixes once."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="ragcache",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    serve: CliSubCommand[Serve]
+    bench: CliSubCommand[Bench]
+
+    def cli_cmd(self) -> None:
+        """Run the chosen command."""
+        CliApp.run_subcommand(self)
+
+
+def main() -> None:
+    """The console script; exits with 2 for a wrong option, with 1 for a failure later on."""
+    try:
+        CliApp.run(Ragcache)
+    except ValidationError as error:
+        sys.exit(_complain(_describe(error), status=2))
+    except ConfigError as error:
+        sys.exit(_complain(str(error), status=2))
+    except RagcacheError as error:
+        sys.exit(_complain(str(error), status=1))
+
+
+async def _serve(settings: ServeSettings) -> None:
+    from ragcache.gateway.app import create_app, serve
+
+    loading = asyncio.ensure_future(asyncio.to_thread(_load, settings))
+    app = create_app(loading, api_keys=settings.api_key, max_body_size=int(settings.max_body_size))
+    await serve(app, settings.host, settings.port)
+    loading.result().close()
+
+
+def _load(settings: ServeSettings):  # type: ignore[no-untyped-def]
+    from ragcache.loading import load_serving  # takes seconds to import: not on the event loop
+
+    return load_serving(settings)
+
+
+def _complain(message: str, *, status: int) -> int:
+    print(f"ragcache: {message}", file=sys.stderr)
+    return status
+
+
+def _describe(error: ValidationError) -> str:
+    """Each problem on a line, led by the option's name without the command's."""
+    problems = []
+    for each in error.errors():
+        name = ".".join(str(part) for part in each["loc"][1:])
+        problems.append(f"{name}: {each['msg']}" if name else each["msg"])
+    return "\n".join(problems)

@@ -1,0 +1,155 @@
+"""The engine thread as coroutines see it."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from ragcache.bench.hashing import HashRunner
+from ragcache.engine.bridge import EngineClient, Mailboxes
+from ragcache.engine.loop import Engine
+from ragcache.engine.request import Request
+from ragcache.engine.scheduler import Scheduler
+from ragcache.errors import EngineUnavailable, Overloaded
+from ragcache.prefix.cache import PrefixCache
+from ragcache.types import Finished, FinishReason, SamplingParams, Token
+
+
+class SlowRunner(HashRunner):
+    """Takes a moment a step, and fails at the step it is told to."""
+
+    fail_at = -1
+    steps = 0
+
+    def run(self, batch):
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise RuntimeError("the device is gone")
+        time.sleep(0.002)
+        return super().run(batch)
+
+
+@pytest.fixture
+def runner():
+    return SlowRunner(64, 4, 61)
+
+
+@pytest.fixture
+def client(runner):
+    cache = PrefixCache(64, 4)
+    mailboxes = Mailboxes()
+    engine = Engine(runner, Scheduler(cache, max_batch_tokens=16, max_running=4), mailboxes)
+    engine.start()
+    yield EngineClient(engine, mailboxes, max_requests=6)
+    engine.stop()
+    assert runner.fail_at > 0 or cache.counts().held == 0
+    cache.check()
+
+
+def request(name, max_tokens=8, prompt=(1, 2, 3, 4, 5), **options):
+    sampling = SamplingParams(max_tokens, temperature=0.0, **options)
+    return Request(name, list(prompt), sampling, b"n", frozenset())
+
+
+async def collect(subscription):
+    return [event async for events in subscription for event in events]
+
+
+async def idle(client):
+    while client.engine.stats.running or client.engine.stats.waiting:
+        await asyncio.sleep(0.005)
+
+
+async def test_events_arrive_in_order_and_end(client, runner):
+    events = await collect(client.submit(request("a")))
+    tokens = [event.token_id for event in events if isinstance(event, Token)]
+    context = [1, 2, 3, 4, 5]
+    for token in tokens:
+        assert token == int(runner.logits(np.asarray(context)).argmax())
+        context.append(token)
+    assert events[-1] == Finished(0, FinishReason.LENGTH, 8)
+    assert len(client._mailboxes) == 0
+
+
+async def test_closing_early_stops_the_generation(client, runner):
+    subscription = client.submit(request("a", max_tokens=200))
+    async for _ in subscription:
+        break
+    subscription.close()
+    subscription.close()
+    await idle(client)
+    steps = runner.steps
+    await asyncio.sleep(0.05)
+    assert runner.steps == steps < 100
+    assert client.engine.stats.pool.held == 0
+
+
+async def test_beyond_the_limit_requests_are_refused_and_later_ones_served(client):
+    open_ones = [client.submit(request(str(i), max_tokens=20)) for i in range(6)]
+    with pytest.raises(Overloaded):
+        client.submit(request("more"))
+    await asyncio.gather(*map(collect, open_ones))
+    assert await collect(client.submit(request("later")))
+
+
+async def test_a_dead_engine_fails_every_request(client, runner):
+    runner.fail_at = 3
+    running = [client.submit(request(str(i), max_tokens=50)) for i in range(3)]
+    results = await asyncio.gather(*map(collect, running), return_exceptions=True)
+    for error in results:
+        assert isinstance(error, EngineUnavailable)
+        assert "the device is gone" in error.message
+    with pytest.raises(EngineUnavailable, match="the device is gone"):
+        client.submit(request("later"))
+    with pytest.raises(EngineUnavailable):
+        await client.reset_cache()
+    assert client.engine.failure is not None
+
+
+async def test_reset_forgets_only_when_nothing_runs(client):
+    subscription = client.submit(request("a", max_tokens=60))
+    async for _ in subscription:
+        break
+    assert await client.reset_cache() is False
+    subscription.close()
+    await idle(client)
+    assert client.engine.stats.pool.cached > 0
+    assert await client.reset_cache() is True
+    assert client.engine.stats.pool.cached == 0
+
+
+async def test_many_event_loops_share_one_engine(client):
+    def in_another_loop(name):
+        async def run():
+            return await collect(client.submit(request(name)))
+
+        return asyncio.run(run())
+
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(in_another_loop, str(i)) for i in range(3)),
+        collect(client.submit(request("here"))),
+    )
+    texts = {tuple(e.token_id for e in events if isinstance(e, Token)) for events in answers}
+    assert len(texts) == 1
+
+
+async def test_a_loop_that_is_gone_takes_its_requests_along(client):
+    async def leave():
+        client.submit(request("a", max_tokens=500))
+
+    await asyncio.to_thread(lambda: asyncio.run(leave()))
+    await idle(client)
+    assert client.engine.stats.pool.held == 0
+
+
+async def test_one_choice_can_be_finished_by_the_reader(client):
+    subscription = client.submit(request("a", max_tokens=100, n=2))
+    finished = {}
+    async for events in subscription:
+        for event in events:
+            if isinstance(event, Token) and event.index == 1:
+                subscription.finish(1)
+            if isinstance(event, Finished):
+                finished[event.index] = event.reason
+    assert finished == {0: FinishReason.LENGTH, 1: FinishReason.STOP}

@@ -1,0 +1,148 @@
+"""From logits to tokens: every parameter has its effect and no other."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from ragcache.engine.request import Request, Sequence
+from ragcache.engine.sampler import sample
+from ragcache.types import SamplingParams
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -2.0])
+
+
+def sequence(prompt=(0,), output=(), index=0, eos=(), **options) -> Sequence:
+    sampling = SamplingParams(100, **options)
+    request = Request("r", list(prompt), sampling, b"n", frozenset(eos))
+    result = Sequence(request, index)
+    result.tokens += output
+    return result
+
+
+def draw(count=3000, logits=LOGITS, **options) -> Counter:
+    rows = [sequence(output=[0] * i, seed=7, **options) for i in range(count)]
+    return Counter(each.token_id for each in sample(logits.repeat(count, 1), rows))
+
+
+def one(logits=LOGITS, **options):
+    return sample(logits.clone()[None], [sequence(temperature=0.0, **options)])[0]
+
+
+def test_temperature_zero_is_greedy():
+    assert one().token_id == 4
+
+
+def test_frequencies_follow_the_softmax():
+    counts = draw(temperature=1.0)
+    for token, probability in enumerate(LOGITS.softmax(0).tolist()):
+        assert counts[token] / 3000 == pytest.approx(probability, abs=0.03)
+
+
+def test_temperature_sharpens_and_flattens():
+    assert draw(temperature=0.3)[4] > draw(temperature=1.0)[4] > draw(temperature=3.0)[4]
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40])
+def test_a_tiny_temperature_is_greedy(temperature):
+    assert set(draw(20, temperature=temperature)) == {4}
+
+
+def test_top_k_keeps_the_k_most_likely():
+    assert set(draw(temperature=2.0, top_k=2)) == {4, 0}
+    assert set(draw(50, temperature=2.0, top_k=1)) == {4}
+
+
+def test_top_k_beyond_the_vocabulary_is_no_filter():
+    assert draw(temperature=1.0, top_k=1000) == draw(temperature=1.0, top_k=6)
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass():
+    # Probabilities, largest first: 0.633, 0.233, 0.086, 0.032, 0.012, 0.004
+    assert set(draw(temperature=1.0, top_p=0.6)) == {4}
+    assert set(draw(temperature=1.0, top_p=0.64)) == {4, 0}
+    assert set(draw(temperature=1.0, top_p=0.9)) == {4, 0, 1}
+
+
+def test_top_p_counts_the_mass_that_top_k_left():
+    # After top_k=3 token 4 alone holds 0.665 of the mass.
+    assert set(draw(temperature=1.0, top_k=3, top_p=0.66)) == {4}
+    assert set(draw(temperature=1.0, top_k=3, top_p=0.67)) == {4, 0}
+
+
+def test_a_nucleus_wider_than_the_shortlist_is_sorted_whole():
+    flat = torch.zeros(4000)
+    flat[3999] = 1.0
+    assert len(draw(3000, logits=flat, temperature=1.0, top_p=0.99)) > 1024
+
+
+def test_min_p_is_relative_to_the_most_likely():
+    # 0.233 / 0.633 = 0.368 and 0.086 / 0.633 = 0.135
+    assert set(draw(temperature=1.0, min_p=0.37)) == {4}
+    assert set(draw(temperature=1.0, min_p=0.2)) == {4, 0}
+
+
+def test_a_seed_repeats_and_choices_differ():
+    rows = [sequence(temperature=1.5, seed=3, index=index) for index in range(40)]
+    first = [each.token_id for each in sample(LOGITS.repeat(40, 1), rows)]
+    again = [each.token_id for each in sample(LOGITS.repeat(40, 1), rows)]
+    assert first == again
+    assert len(set(first)) > 1
+
+
+def test_negative_seeds_are_accepted():
+    assert draw(5, temperature=1.0) == draw(5, temperature=1.0)
+    assert sample(LOGITS[None].clone(), [sequence(seed=-1, temperature=1.0)])
+
+
+def test_logit_bias_forces_and_forbids():
+    assert one(logit_bias={5: 100.0}).token_id == 5
+    assert one(logit_bias={4: -100.0}).token_id == 0
+
+
+def test_presence_penalty_counts_output_once_and_the_prompt_never():
+    assert one(prompt=[4, 4], presence_penalty=2.0).token_id == 4
+    assert one(output=[4, 4, 4], presence_penalty=0.9).token_id == 4
+    assert one(output=[4], presence_penalty=1.1).token_id == 0
+
+
+def test_frequency_penalty_grows_with_each_repetition():
+    assert one(output=[4], frequency_penalty=0.6).token_id == 4
+    assert one(output=[4, 4], frequency_penalty=0.6).token_id == 0
+
+
+def test_repetition_penalty_covers_the_prompt_and_both_signs():
+    assert one(prompt=[4], repetition_penalty=2.0).token_id == 0
+    negative = torch.tensor([-1.0, -1.5, -9.0])
+    assert one(logits=negative, prompt=[0], repetition_penalty=2.0).token_id == 1
+
+
+def test_min_tokens_forbids_the_end_until_reached():
+    assert one(eos=[4], min_tokens=1).token_id == 0
+    assert one(eos=[4], output=[1], min_tokens=1).token_id == 4
+    assert one(stop_token_ids=frozenset([4]), min_tokens=1).token_id == 0
+
+
+def test_logprobs_are_of_the_unmodified_logits():
+    sampled = one(logprobs=2, logit_bias={5: 100.0})
+    expected = LOGITS.log_softmax(0)
+    assert sampled.logprob.token_id == 5
+    assert sampled.logprob.logprob == pytest.approx(float(expected[5]))
+    assert [token for token, _ in sampled.logprob.top] == [4, 0]
+    assert sampled.logprob.top[0][1] == pytest.approx(float(expected[4]))
+
+
+def test_no_logprobs_unless_asked_and_zero_alternatives_are_possible():
+    assert one().logprob is None
+    assert one(logprobs=0).logprob.top == ()
+
+
+def test_rows_do_not_influence_each_other():
+    rows = [
+        sequence(temperature=0.0, logit_bias={5: 100.0}),
+        sequence(temperature=0.0),
+        sequence(temperature=1.0, seed=9),
+    ]
+    mixed = [each.token_id for each in sample(LOGITS.repeat(3, 1), rows)]
+    alone = [sample(LOGITS[None].clone(), [row])[0].token_id for row in rows]
+    assert mixed == alone == [5, 4, alone[2]]

@@ -1,0 +1,209 @@
+"""Tiny random models of many architectures, each beside its plain transformers forward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ragcache_kernels import get_backend
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ragcache.engine.loop import Engine
+from ragcache.engine.pool import KVPool
+from ragcache.engine.request import Request, Sequence
+from ragcache.engine.runner import ModelRunner
+from ragcache.engine.scheduler import Scheduler
+from ragcache.engine.support import prepare_model
+from ragcache.prefix.cache import PrefixCache
+from ragcache.types import SamplingParams, Token
+
+VOCAB = 97
+BLOCK = 4
+
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GROUPED = {**_COMMON, "num_key_value_heads": 2, "head_dim": 8}
+_GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 48,
+    "n_positions": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WINDOWED = {
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+ARCHITECTURES = {
+    "llama": _GROUPED,
+    "qwen2": _GROUPED,
+    "qwen3": _GROUPED,
+    "qwen3_moe": {
+        **_GROUPED,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 1,
+    },
+    "mistral": {**_GROUPED, "sliding_window": 6},
+    "mixtral": {**_GROUPED, **_MOE},
+    "gemma": {**_GROUPED, "num_key_value_heads": 1},
+    "gemma2": {
+        **_GROUPED,
+        **_WINDOWED,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 8,
+    },
+    "gemma3_text": {**_GROUPED, **_WINDOWED, "query_pre_attn_scalar": 8},
+    "phi": _COMMON,
+    "phi3": {**_GROUPED, "rope_scaling": None},
+    "olmo2": _GROUPED,
+    "granite": {**_GROUPED, "attention_multiplier": 0.3, "logits_scaling": 0.5},
+    "starcoder2": _GROUPED,
+    "cohere": _GROUPED,
+    "gpt_neox": _COMMON,
+    "stablelm": _GROUPED,
+    "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "gpt2": _GPT2,
+    "gptj": {**_GPT2, "rotary_dim": 8},
+    "gpt_bigcode": {**_GPT2, "multi_query": True},
+    "codegen": {**_GPT2, "rotary_dim": 8},
+    "opt": {**_COMMON, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gpt_oss": {**_GROUPED, **_MOE, **_WINDOWED},
+    "deepseek_v3": {
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "glm4": _GROUPED,
+    "olmo3": {**_GROUPED, **_WINDOWED},
+    "ministral": {**_GROUPED, **_WINDOWED},
+}
+
+
+def build(name: str, options: dict) -> PreTrainedModel:
+    """A random float32 model with eager attention, the same at every call."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **options)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+class RecordingEngine(Engine):
+    """Keeps the logits after every context that it samples from."""
+
+    def _extend(self, sequences: list[Sequence], logits: Tensor) -> None:
+        for sequence, row in zip(sequences, logits, strict=True):
+            self.logits.append((list(sequence.tokens), row.clone()))
+        super()._extend(sequences, logits)
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+
+    def deliver(self, events) -> None:
+        for request_id, event in events:
+            if isinstance(event, Token) and event.index == 0:
+                self.tokens.setdefault(request_id, []).append(event.token_id)
+
+    def fail(self, error) -> None:
+        raise error
+
+
+class Pair:
+    """One architecture twice: plain, and on the paged cache."""
+
+    def __init__(self, plain: PreTrainedModel) -> None:
+        self.plain = plain
+        self.paged = copy.deepcopy(plain)
+        self.layers = prepare_model(self.paged)
+
+    def engine(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_batch_tokens: int = 512,
+        max_running: int = 8,
+        share: bool = True,
+    ) -> RecordingEngine:
+        pool = KVPool(self.layers, num_blocks, BLOCK, torch.float32, torch.device("cpu"))
+        for tensor in pool.tensors:
+            tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
+        cache = PrefixCache(num_blocks, BLOCK, share=share)
+        scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        runner = ModelRunner(self.paged, pool, get_backend("torch"))
+        engine = RecordingEngine(runner, scheduler, _Sink())
+        engine.logits = []
+        return engine
+
+    def run(self, engine: RecordingEngine, prompts: dict[str, list[int]], count: int, n: int = 1):
+        """Answer all prompts at once; returns the tokens of each."""
+        for name, prompt in prompts.items():
+            sampling = SamplingParams(count, temperature=0.0, n=n)
+            engine._add(Request(name, prompt, sampling, b"n", frozenset()))
+        while engine._scheduler.running or engine._scheduler.waiting:
+            engine._step()
+            engine._flush()
+            engine._cache.check()
+        return {name: engine._sink.tokens.pop(name) for name in prompts}
+
+    @torch.inference_mode()
+    def reference(self, context: list[int]) -> Tensor:
+        """Logits after `context`, computed from scratch by transformers alone."""
+        output = self.plain(input_ids=torch.tensor([context]), use_cache=False)
+        return output.logits[0, -1]
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The answer of the plain model."""
+        context = list(prompt)
+        for _ in range(count):
+            context.append(int(self.reference(context).argmax()))
+        return context[len(prompt) :]
+
+    def check_logits(self, engine: RecordingEngine) -> None:
+        """Compare everything that the engine sampled from with the plain model."""
+        assert engine.logits
+        for context, logits in engine.logits:
+            expected = self.reference(context)
+            assert expected.std() > 0.05  # a flat answer would prove nothing
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        engine.logits.clear()
+
+
+@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(build(request.param, ARCHITECTURES[request.param]))
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    return build

@@ -1,0 +1,62 @@
+"""Models that would be silently wrong are refused, with the reason."""
+
+import pytest
+from transformers import AutoConfig
+
+from ragcache.engine.support import check_config, prepare_model
+from ragcache.errors import UnsupportedModel
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("bloom", {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "positions"),
+        ("falcon", {**SMALL, "ffn_hidden_size": 48}, "AttentionInterface"),
+        ("falcon", {**SMALL, "alibi": True, "ffn_hidden_size": 48}, "ALiBi"),
+        ("mpt", {"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4}, "positions"),
+        ("mamba", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}, "layers"),
+        (
+            "qwen3_next",
+            {
+                **SMALL,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "layer_types": ["linear_attention", "full_attention"],
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 24,
+            },
+            "linear_attention",
+        ),
+        (
+            "llama4_text",
+            {
+                **SMALL,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "intermediate_size_mlp": 48,
+                "num_local_experts": 2,
+                "layer_types": ["chunked_attention", "full_attention"],
+            },
+            "chunked_attention",
+        ),
+        ("bart", {"vocab_size": 97, "d_model": 32, "decoder_layers": 2}, "positions by itself"),
+    ],
+)
+def test_refused(tiny_model, name, options, reason):
+    with pytest.raises(UnsupportedModel, match=reason):
+        prepare_model(tiny_model(name, options))
+
+
+def test_encoder_decoders_are_refused_before_any_weight_is_loaded():
+    with pytest.raises(UnsupportedModel, match="encoder-decoder"):
+        check_config(AutoConfig.for_model("t5"))
