@@ -1,0 +1,185 @@
+"""Agents that share one prompt: run `make demo`, or `python examples/demo.py`.
+
+A researcher, a fact-checker and a writer work on questions about lighthouses, tides and bridges.
+They share one system prompt with tool descriptions, and for each question one transcript that
+holds the retrieved passages. The table shows how much of every prompt the gateway reused.
+
+Without --url, the demo starts a gateway with the embedded model and ends it afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ragcache.bench.client import ChatClient, Reply, RequestFailed, first_model
+
+SYSTEM = """\
+You are one of three agents who answer questions about lighthouses, tides and bridges for a
+museum: a researcher, a fact-checker and a writer. Work from the passages in the conversation
+only. Name the passage behind each claim, and say so when the passages do not hold the answer.
+
+Tools:
+- search(query, limit): returns the passages that share the most words with the query.
+- fetch(title): returns the whole passage of that title.
+- convert(value, from_unit, to_unit): converts lengths, weights and speeds.
+- timeline(titles): lists the years that the passages mention, in order, each with its event.
+- compare(first, second, aspect): sets two structures side by side in one aspect.
+- cite(title): returns the passage's title in the form that the museum prints.
+- translate(text, language): translates a text that is ready for print.
+- publish(text): sends a text that the fact-checker has passed to the museum's labels."""
+
+AGENTS = {
+    "researcher": "As the researcher, list the facts that answer the question.",
+    "fact-checker": "As the fact-checker, compare the answer above with the passages.",
+    "writer": "As the writer, turn the checked facts into one sentence for a label.",
+}
+QUESTIONS = (
+    "Which towers stood on the Eddystone rocks, and what ended each of them?",
+    "Why did the bridges over the Tay and at Tacoma fall, and what did the wind do?",
+    "Why are the tides of the Bay of Fundy so large?",
+)
+READY_TIMEOUT = 300.0  # seconds; a first start may have to read the weights from a slow disk
+
+
+class Library:
+    """Passages, found by the rare words that they share with a question."""
+
+    def __init__(self, folder: Path) -> None:
+        self.passages = [path.read_text().strip() for path in sorted(folder.glob("*.txt"))]
+        self.words = [set(_words(passage)) for passage in self.passages]
+        self.frequency = Counter(word for words in self.words for word in words)
+
+    def search(self, query: str, limit: int) -> list[str]:
+        def score(i: int) -> float:
+            shared = self.words[i].intersection(_words(query))
+            return sum(math.log(len(self.passages) / self.frequency[word]) for word in shared)
+
+        best = sorted(range(len(self.passages)), key=score, reverse=True)
+        return [self.passages[i] for i in best[:limit]]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+async def converse(client: ChatClient, library: Library) -> AsyncIterator[tuple[str, int, Reply]]:
+    """Each agent's turn on each question: (agent, number of the question, reply)."""
+    for number, question in enumerate(QUESTIONS, start=1):
+        messages = [{"role": "system", "content": SYSTEM}]
+        context = "Passages:\n\n" + "\n\n".join(library.search(question, limit=3))
+        task = f"{context}\n\nQuestion: {question}\n\n"
+        for agent, instruction in AGENTS.items():
+            messages.append({"role": "user", "content": task + instruction})
+            reply = await client.ask(messages, max_tokens=48)
+            yield agent, number, reply
+            messages.append({"role": "assistant", "content": reply.text})
+            task = ""  # the passages are in the transcript now
+
+
+async def show(url: str, console: Console) -> None:
+    """Run the conversation against `url` and print its table."""
+    table = Table(title="What the agents' prompts cost")
+    for column in ("agent", "question", "prompt tokens", "reused", "computed", "first token"):
+        table.add_column(column, justify="left" if column == "agent" else "right")
+    library = Library(Path(__file__).parent / "passages")
+    replies = []
+    async with aiohttp.ClientSession() as http:
+        client = ChatClient(http, url, await first_model(http, url))
+        with Live(table, console=console):
+            async for agent, number, reply in converse(client, library):
+                replies.append(reply)
+                table.add_row(agent, str(number), *_costs(reply))
+    prompt = sum(reply.prompt_tokens for reply in replies)
+    cached = sum(reply.cached_tokens for reply in replies)
+    console.print(
+        f"{cached:,} of {prompt:,} prompt tokens were reused: a hit rate of {cached / prompt:.1%}."
+    )
+    console.print(f"The last label: {replies[-1].text.strip()}", style="italic")
+
+
+def _costs(reply: Reply) -> tuple[str, ...]:
+    counts = (
+        reply.prompt_tokens,
+        reply.cached_tokens,
+        reply.prompt_tokens - reply.cached_tokens,
+    )
+    return (*(f"{count:,}" for count in counts), f"{reply.ttft * 1e3:,.0f} ms")
+
+
+@contextmanager
+def gateway(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway as a child process, ended cleanly on exit."""
+    command = Path(sys.executable).with_name("ragcache")
+    process = subprocess.Popen([command, "serve", "--port", str(port), "--log-level", "warning"])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+async def wait_until_ready(base: str, process: subprocess.Popen[bytes]) -> None:
+    """Poll /ready; raises RequestFailed if the gateway ends, or TimeoutError."""
+    async with aiohttp.ClientSession() as http, asyncio.timeout(READY_TIMEOUT):
+        while not await _is_ready(http, f"{base}/ready"):
+            if process.poll() is not None:
+                raise RequestFailed(f"the gateway ended with exit code {process.returncode}")
+            await asyncio.sleep(0.2)
+
+
+async def _is_ready(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(url) as response:
+            return response.status == 200
+    except aiohttp.ClientConnectionError:  # not listening yet
+        return False
+
+
+@asynccontextmanager
+async def running_gateway(console: Console) -> AsyncIterator[str]:
+    """Start a gateway on a free port; yields the URL of its API."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        base = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with gateway(int(base.rpartition(":")[2])) as process:
+        with console.status("Starting a gateway with the embedded model ..."):
+            await wait_until_ready(base, process)
+        yield f"{base}/v1"
+
+
+async def run(url: str | None) -> int:
+    console = Console()
+    try:
+        if url:
+            await show(url, console)
+        else:
+            async with running_gateway(console) as own_url:
+                await show(own_url, console)
+    except (RequestFailed, TimeoutError) as error:
+        console.print(f"The demo failed: {error or type(error).__name__}", style="red")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Agents that share one prompt.")
+    parser.add_argument("--url", help="API of a running gateway, such as http://127.0.0.1:8000/v1")
+    sys.exit(asyncio.run(run(parser.parse_args().url)))
