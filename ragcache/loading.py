@@ -25,7 +25,8 @@ from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
 from ragcache.errors import ConfigError
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prompt.tokenize import TokenizerPool, load_tokenizer
+from ragcache.prompt.loader import load_tokenizer
+from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving import ServedModel, Serving
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,16 @@
+"""What tests of several folders need."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from ragcache.engine.model import find_model
+from ragcache.prompt.loader import load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> PreTrainedTokenizerFast:
+    """The tokenizer of the embedded model, out of its GGUF file."""
+    source = find_model(None)
+    return load_tokenizer(source.location, source.gguf_file)
