@@ -14,11 +14,10 @@ import asyncio
 import math
 import re
 import socket
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -107,7 +106,7 @@ async def show(url: str, console: Console) -> None:
     prompt = sum(reply.prompt_tokens for reply in replies)
     cached = sum(reply.cached_tokens for reply in replies)
     console.print(
-        f"{cached:,} of {prompt:,} prompt tokens were reused: a hit rate of {cached / prompt:.1%}."
+        f"\n{cached:,} of {prompt:,} prompt tokens were reused: a hit rate of {cached / prompt:.1%}."
     )
     console.print(f"The last label: {replies[-1].text.strip()}", style="italic")
 
@@ -121,26 +120,35 @@ def _costs(reply: Reply) -> tuple[str, ...]:
     return (*(f"{count:,}" for count in counts), f"{reply.ttft * 1e3:,.0f} ms")
 
 
-@contextmanager
-def gateway(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A gateway as a child process, ended cleanly on exit."""
+@asynccontextmanager
+async def running_gateway(console: Console) -> AsyncIterator[str]:
+    """A gateway of our own on a free port, ended cleanly afterwards; yields its API's URL."""
+    port = str(_free_port())
     command = Path(sys.executable).with_name("ragcache")
-    process = subprocess.Popen([command, "serve", "--port", str(port), "--log-level", "warning"])
+    process = await asyncio.create_subprocess_exec(
+        command, "serve", "--port", port, "--log-level", "warning"
+    )
     try:
-        yield process
+        with console.status("Starting a gateway with the embedded model ..."):
+            await wait_until_ready(f"http://127.0.0.1:{port}/ready", process)
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
 
 
-async def wait_until_ready(base: str, process: subprocess.Popen[bytes]) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def wait_until_ready(url: str, process: asyncio.subprocess.Process) -> None:
     """Poll /ready; raises RequestFailed if the gateway ends, or TimeoutError."""
     async with aiohttp.ClientSession() as http, asyncio.timeout(READY_TIMEOUT):
-        while not await _is_ready(http, f"{base}/ready"):
-            if process.poll() is not None:
+        while not await _is_ready(http, url):
+            if process.returncode is not None:
                 raise RequestFailed(f"the gateway ended with exit code {process.returncode}")
             await asyncio.sleep(0.2)
 
@@ -151,18 +159,6 @@ async def _is_ready(http: aiohttp.ClientSession, url: str) -> bool:
             return response.status == 200
     except aiohttp.ClientConnectionError:  # not listening yet
         return False
-
-
-@asynccontextmanager
-async def running_gateway(console: Console) -> AsyncIterator[str]:
-    """Start a gateway on a free port; yields the URL of its API."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        base = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with gateway(int(base.rpartition(":")[2])) as process:
-        with console.status("Starting a gateway with the embedded model ..."):
-            await wait_until_ready(base, process)
-        yield f"{base}/v1"
 
 
 async def run(url: str | None) -> int:
