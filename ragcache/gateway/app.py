@@ -69,8 +69,12 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
 
     Raises ConfigError when the address cannot be had.
     """
-    # Without handler_cancellation a client that leaves would not stop its generation.
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_DRAIN)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,  # else a client that leaves would not stop its generation
+        auto_decompress=False,  # else a small body could become a huge one, on the event loop
+        shutdown_timeout=_DRAIN,
+    )
     await runner.setup()
     try:
         try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import BaseModel, ValidationError
 
 from ragcache.errors import InvalidRequest
@@ -17,14 +17,23 @@ _OFF_LOOP = 2**20  # bytes; parsing more than this would be felt by the running 
 
 
 async def read_body(request: web.Request, model: type[Body]) -> Body:
-    """Read and check the JSON body; raises InvalidRequest, HTTPRequestEntityTooLarge."""
-    announced = request.content_length or 0
-    if announced > request.client_max_size:
-        raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
-    raw = await request.read()
+    """Read and check the JSON body.
+
+    Raises InvalidRequest, HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType.
+    """
+    raw = await _read(request)
     if len(raw) > _OFF_LOOP:
         return await asyncio.to_thread(parse, model, raw)
     return parse(model, raw)
+
+
+async def _read(request: web.Request) -> bytes:
+    announced = request.content_length or 0
+    if announced > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
+    if coding := request.headers.get(hdrs.CONTENT_ENCODING):
+        raise web.HTTPUnsupportedMediaType(text=f"Content-Encoding {coding} is not supported")
+    return await request.read()
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

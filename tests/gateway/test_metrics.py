@@ -1,0 +1,133 @@
+"""What /metrics says equals what clients saw."""
+
+import asyncio
+
+import aiohttp
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ragcache.errors import EngineUnavailable
+
+ASK = {"model": "alias", "messages": [{"role": "user", "content": "one two three four five six"}]}
+
+
+@pytest.fixture
+def scrape(http):
+    """All samples by name and labels (in the order of their names); the model is checked."""
+
+    async def scrape():
+        async with http.get("/metrics") as response:
+            assert response.headers["Content-Type"].startswith("text/plain; version=")
+            page = await response.text()
+        samples = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                assert labels.pop("model_name", "tiny") == "tiny"
+                samples[(sample.name, *[labels[name] for name in sorted(labels)])] = sample.value
+        return samples
+
+    return scrape
+
+
+async def test_counters_equal_the_sum_over_responses(client, serving, scrape):
+    usages = []
+    for cached in (0, 4, 3):
+        serving.script.cached_tokens = cached
+        answer = await client.chat.completions.create(**ASK, n=2, max_tokens=3)
+        usages.append(answer.usage)
+        stream = await client.chat.completions.create(
+            **ASK, stream=True, stream_options={"include_usage": True}
+        )
+        usages.append([chunk async for chunk in stream][-1].usage)
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    samples = await scrape()
+    assert samples["ragcache_prompt_tokens_total",] == prompt
+    assert samples["ragcache_prefix_cache_query_tokens_total",] == prompt
+    assert samples["ragcache_prefix_cache_hit_tokens_total",] == cached
+    assert samples["ragcache_prompt_tokens_by_source_total", "device"] == cached
+    assert samples["ragcache_prompt_tokens_by_source_total", "computed"] == prompt - cached
+    assert samples["ragcache_generation_tokens_total",] == completion
+    assert samples["ragcache_request_prompt_tokens_sum",] == prompt
+    assert samples["ragcache_request_uncached_prompt_tokens_sum",] == prompt - cached
+    assert samples["ragcache_request_generation_tokens_sum",] == completion
+    assert samples["ragcache_requests_total", "chat", "length", "200"] == 3
+    assert samples["ragcache_requests_total", "chat", "stop", "200"] == 3
+    assert samples["ragcache_request_e2e_seconds_count",] == 6
+    for outcome in ("miss", "hit", "partial"):
+        assert samples["ragcache_time_to_first_token_seconds_count", outcome] == 2
+
+
+async def test_between_n_tokens_there_are_n_minus_one_gaps(client, scrape):
+    await client.chat.completions.create(**ASK, n=2)
+    assert (await scrape())["ragcache_inter_token_latency_seconds_count",] == 2 * 4
+
+
+async def test_the_engine_is_read_at_scrape_time(serving, scrape):
+    assert (await scrape())["ragcache_kv_blocks", "held"] == 0
+    serving.held = 30
+    samples = await scrape()
+    assert samples["ragcache_kv_blocks", "held"] == 30
+    assert samples["ragcache_kv_blocks", "cached"] == 10
+    assert samples["ragcache_kv_blocks", "free"] == 60
+    assert samples["ragcache_kv_usage_ratio",] == 0.3
+    assert samples["ragcache_requests_running",] == 30
+    assert samples["ragcache_requests_waiting",] == 0
+    assert samples["ragcache_kv_evictions_total",] == 3
+    assert samples["ragcache_preemptions_total",] == 1
+    assert samples["ragcache_cache_config_info", "4", "100"] == 1
+
+
+async def test_every_request_has_one_outcome(client, http, serving, scrape):
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(**ASK, temperature=9)
+    with pytest.raises(openai.NotFoundError):
+        await client.completions.create(model="gpt-99", prompt="x")
+    serving.script.fail_after, serving.script.failure = 1, EngineUnavailable("died")
+    with pytest.raises(openai.APIError):
+        async for _ in await client.chat.completions.create(**ASK, stream=True):
+            pass
+    serving.script.fail_after, serving.script.queued = None, asyncio.Event()
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(**ASK, timeout=0.1)
+    samples = await scrape()
+    outcomes = {key[1:]: value for key, value in samples.items() if "requests_total" in key[0]}
+    assert outcomes == {
+        ("chat", "error", "400"): 1,
+        ("completions", "error", "404"): 1,
+        ("chat", "error", "503"): 1,
+        ("chat", "abort", "499"): 1,
+    }
+    assert samples["ragcache_request_errors_total", "chat", "InvalidRequest"] == 1
+    assert samples["ragcache_request_errors_total", "completions", "ModelNotFound"] == 1
+    assert samples["ragcache_request_errors_total", "chat", "EngineUnavailable"] == 1
+
+
+async def test_tokens_of_an_aborted_request_are_counted(client, serving, scrape):
+    serving.script.pieces, serving.script.pause = ("word ",) * 1000, 0.002
+    stream = await client.chat.completions.create(**ASK, stream=True)
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    assert (await scrape())["ragcache_generation_tokens_total",] > 0  # while it runs
+    await stream.close()
+    async with asyncio.timeout(5):
+        while not serving.generations[0].closed:  # noqa: ASYNC110, the fake sets no event for us
+            await asyncio.sleep(0.005)
+    tokens = serving.generations[0].usage.completion_tokens
+    samples = await scrape()
+    assert samples["ragcache_generation_tokens_total",] == tokens
+    assert samples["ragcache_requests_total", "chat", "abort", "499"] == 1
+
+
+async def test_a_scraper_may_ask_for_openmetrics(url):
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with (
+        aiohttp.ClientSession(url) as http,
+        http.get("/metrics", headers=headers) as response,
+    ):
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")

@@ -1,0 +1,177 @@
+"""Health, readiness, models, the cache routes and API keys."""
+
+import asyncio
+
+import aiohttp
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from ragcache.errors import ConfigError
+from ragcache.metrics import HitRate
+
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}]}
+
+
+async def get(url, path, **options):
+    async with aiohttp.ClientSession(url) as http, http.get(path, **options) as response:
+        return response.status, await response.json()
+
+
+async def post(url, path, **options):
+    async with aiohttp.ClientSession(url) as http, http.post(path, **options) as response:
+        return response.status, await response.json()
+
+
+async def test_the_server_answers_while_the_model_loads(start, serving):
+    loading = asyncio.get_running_loop().create_future()
+    url = await start(loading)
+    assert await get(url, "/health") == (200, {"status": "ok"})
+    assert await get(url, "/ready") == (503, {"ready": False, "reason": "the model is loading"})
+    for status, body in (
+        await post(url, "/v1/chat/completions", json=ASK),
+        await post(url, "/v1/chat/completions", json={**ASK, "stream": True}),
+        await get(url, "/v1/models"),
+        await get(url, "/cache/stats"),
+    ):
+        assert status == 503
+        assert body["error"]["code"] == "engine_unavailable"
+        assert "loading" in body["error"]["message"]
+    async with aiohttp.ClientSession(url) as http, http.get("/metrics") as response:
+        assert response.status == 200
+    loading.set_result(serving)
+    assert await get(url, "/ready") == (200, {"ready": True, "reason": None})
+    assert (await post(url, "/v1/chat/completions", json=ASK))[0] == 200
+
+
+async def test_a_failed_load_is_the_reason_for_not_being_ready(start):
+    loading = asyncio.get_running_loop().create_future()
+    loading.set_exception(ConfigError("no such model"))
+    url = await start(loading)
+    status, body = await get(url, "/ready")
+    assert status == 503
+    assert "no such model" in body["reason"]
+    assert (await post(url, "/v1/chat/completions", json=ASK))[0] == 503
+    assert (await get(url, "/health"))[0] == 200
+
+
+async def test_a_dead_engine_is_alive_but_not_ready(url, serving):
+    serving.not_ready = "the engine died: out of memory"
+    assert await get(url, "/ready") == (503, {"ready": False, "reason": serving.not_ready})
+    assert (await get(url, "/health"))[0] == 200
+
+
+async def test_models_are_listed_under_all_their_names(client):
+    listed = await client.models.list()
+    assert [model.id for model in listed.data] == ["tiny", "alias"]
+    alias = await client.models.retrieve("alias")
+    assert (alias.object, alias.created, alias.max_input_tokens) == ("model", 1_750_000_000, 1000)
+    assert alias.created_at == "2025-06-15T15:06:40+00:00"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.models.retrieve("org/unknown")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_cache_stats_tell_hit_rates_tokens_and_blocks(url, client, serving):
+    before = (await get(url, "/cache/stats"))[1]
+    assert before["hit_rate"] == {"1m": None, "5m": None, "total": None}
+    await client.chat.completions.create(**ASK)
+    serving.script.cached_tokens = 3
+    await client.chat.completions.create(**ASK)
+    stats = (await get(url, "/cache/stats"))[1]
+    assert stats["hit_rate"] == {"1m": 3 / 8, "5m": 3 / 8, "total": 3 / 8}
+    assert stats["tokens"] == {"query": 8, "hit": 3, "computed": 5}
+    assert stats["pool"] == {"free": 90, "cached": 10, "held": 0, "total": 100}
+    assert (stats["block_size"], stats["evictions"], stats["preemptions"]) == (4, 3, 1)
+    assert (stats["running"], stats["waiting"]) == (0, 0)
+
+
+def test_a_hit_rate_forgets_what_lies_outside_its_window():
+    now = 1000.0
+    rate = HitRate(clock=lambda: now)
+    assert rate.over(60) is None
+    rate.add(100, 100)
+    now += 30
+    rate.add(100, 0)
+    rate.add(200, 50)
+    assert rate.over(60) == 150 / 400
+    now += 31
+    assert rate.over(60) == 50 / 300
+    assert rate.over(300) == 150 / 400
+    now += 270
+    rate.add(10, 0)
+    assert rate.over(60) == 0
+    assert rate.over(300) == 0
+    now += 301
+    assert rate.over(300) is None
+
+
+@pytest.mark.parametrize("path", ["/cache/reset", "/reset_prefix_cache"])
+async def test_a_reset_waits_for_nobody(url, serving, path):
+    assert await post(url, path) == (200, {"reset": True})
+    serving.held = 5
+    status, body = await post(url, path)
+    assert status == 409
+    assert "held" in body["error"]["message"]
+
+
+async def test_keys_open_the_api_and_name_the_tenant(start, serving, caplog):
+    caplog.set_level("DEBUG")
+    url = await start(api_keys=["key-one", "key-two"])
+    for headers in (
+        {"Authorization": "Bearer key-one"},
+        {"authorization": "bearer key-one"},
+        {"x-api-key": "key-one"},
+        {"Authorization": "Bearer key-two"},
+    ):
+        assert (await post(url, "/v1/chat/completions", json=ASK, headers=headers))[0] == 200
+    tenants = [generation.request.tenant for generation in serving.generations]
+    assert len(set(tenants[:3])) == 1
+    assert len(set(tenants)) == 2
+    assert not any("key" in tenant or tenant == "" for tenant in tenants)
+    assert "key-one" not in caplog.text
+
+
+async def test_a_tenant_is_the_same_in_every_process(start, serving):
+    for keys in (["key-one"], ["other", "key-one"]):
+        url = await start(api_keys=keys)
+        headers = {"x-api-key": "key-one"}
+        await post(url, "/v1/chat/completions", json=ASK, headers=headers)
+    first, second = [generation.request.tenant for generation in serving.generations]
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic key-one"},
+        {"Authorization": "key-one"},
+        {"x-api-key": "key-on"},
+        {"x-api-key": "kéy"},
+    ],
+)
+async def test_without_a_key_there_is_401_but_probes_and_scrapes_work(start, serving, headers):
+    url = await start(api_keys=["key-one"])
+    for method, path in (
+        (post, "/v1/chat/completions"),
+        (get, "/v1/models"),
+        (get, "/cache/stats"),
+    ):
+        status, body = await method(url, path, headers=headers)
+        assert status == 401
+        assert body["error"]["code"] == "invalid_api_key"
+        assert body["error"]["type"] == "authentication_error"
+    assert not serving.generations
+    async with aiohttp.ClientSession(url) as http:
+        for path in ("/health", "/ready", "/metrics"):
+            async with http.get(path, headers=headers) as response:
+                assert response.status == 200
+
+
+async def test_a_wrong_key_raises_the_clients_own_error(start):
+    url = await start(api_keys=["key-one"])
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
