@@ -105,9 +105,8 @@ async def show(url: str, console: Console) -> None:
                 table.add_row(agent, str(number), *_costs(reply))
     prompt = sum(reply.prompt_tokens for reply in replies)
     cached = sum(reply.cached_tokens for reply in replies)
-    console.print(
-        f"\n{cached:,} of {prompt:,} prompt tokens were reused: a hit rate of {cached / prompt:.1%}."
-    )
+    share = f"{cached / prompt:.1%}"
+    console.print(f"\nHit rate {share}: {cached:,} of {prompt:,} prompt tokens were reused.")
     console.print(f"The last label: {replies[-1].text.strip()}", style="italic")
 
 

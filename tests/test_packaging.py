@@ -1,7 +1,6 @@
 """What users get: the wheel, what it asks for, and imports that no folder of ours breaks."""
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -52,16 +53,15 @@ def metadata(wheel):
     return message_from_bytes(wheel.read(name))
 
 
-def normalized(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def requirements(metadata, extra=None):
-    """Names of the distributions that the base install, or one extra, asks for."""
-    lines = metadata.get_all("Requires-Dist")
-    wanted = [line for line in lines if re.search(rf"extra == .{extra}.", line) is not None]
-    chosen = wanted if extra else [line for line in lines if "extra ==" not in line]
-    return {normalized(re.match(r"[\w.-]+", line).group()) for line in chosen}
+def requirements(metadata, extra=""):
+    """Name and range of each distribution that the base install, or an extra, asks for."""
+    found = map(Requirement, metadata.get_all("Requires-Dist"))
+    chosen = (each for each in found if (each.marker is None) == (not extra))
+    return {
+        canonicalize_name(each.name): each.specifier
+        for each in chosen
+        if each.marker is None or each.marker.evaluate({"extra": extra})
+    }
 
 
 def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(wheel):
@@ -95,7 +95,7 @@ def test_the_metadata_says_what_it_is(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu", "langchain", "redis"}
-    assert requirements(metadata, "gpu") == {"triton"}
+    assert set(requirements(metadata, "gpu")) == {"triton"}
 
 
 def test_the_command_is_installed(wheel):
@@ -104,17 +104,25 @@ def test_the_command_is_installed(wheel):
 
 
 def test_the_base_install_has_all_that_the_package_imports(metadata):
-    declared = requirements(metadata) | {"pydantic-core"}  # pydantic's own, of its exact version
-    optional = requirements(metadata, "gpu") | requirements(metadata, "redis")
+    declared = {name for extra in ("", "gpu", "redis") for name in requirements(metadata, extra)}
+    declared.add("pydantic-core")  # pydantic's own, at its exact version
     owners = packages_distributions()
     imported = {name for folder in SOURCES[:2] for name in third_party(ROOT / folder)}
     missing = {
         name
         for name in imported
-        if not {normalized(owner) for owner in owners.get(name, [name])} & (declared | optional)
+        if declared.isdisjoint(map(canonicalize_name, owners.get(name, [name])))
     }
     assert "aiohttp" in imported
     assert not missing
+
+
+def test_every_requirement_is_pinned_within_its_range(metadata):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    wanted = requirements(metadata) | requirements(metadata, "dev")
+    assert {name for name in wanted if not wanted[name].contains(pins.get(name, "0"))} == set()
 
 
 def third_party(folder):
