@@ -92,8 +92,8 @@ async def serve(app: web.Application, host: str, port: int) -> None:
 
     Raises ConfigError for a busy port, and whatever loading the model raises.
     """
-    stop = _stop_signal()
     async with listening(app, host, port) as url:
+        stop = _stop_signal()
         log.info("listening on %s", url)
         loading = app[BACKEND].loading
         awaited: set[asyncio.Future[Any]] = {stop, loading}

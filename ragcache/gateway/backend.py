@@ -31,15 +31,20 @@ class Backend:
         return self.loading.result().ready()
 
     @property
-    def _loaded(self) -> Serving | None:
-        done = self.loading.done() and not self.loading.cancelled()
-        return self.loading.result() if done and not self.loading.exception() else None
-
-    @property
     def serving(self) -> Serving:
         """The loaded serving; raises EngineUnavailable with the reason before that."""
         if (serving := self._loaded) is None:
             raise EngineUnavailable(f"not ready: {self.ready()}")
+        return serving
+
+    def serving_model(self, name: str) -> Serving:
+        """The serving of the model that a client calls `name`; raises ModelNotFound too."""
+        serving = self.serving
+        if name not in serving.model_names:
+            known = ", ".join(serving.model_names)
+            raise ModelNotFound(
+                f"the model {name!r} does not exist; served here: {known}", param="model"
+            )
         return serving
 
     @property
@@ -51,14 +56,11 @@ class Backend:
         """A snapshot of the engine, None while the model is loading."""
         return self._loaded.stats() if self._loaded else None
 
-    def serving_model(self, name: str) -> Serving:
-        """The serving of the model that a client calls `name`; raises ModelNotFound."""
-        if name not in self.serving.model_names:
-            known = ", ".join(self.serving.model_names)
-            raise ModelNotFound(
-                f"the model {name!r} does not exist; served here: {known}", param="model"
-            )
-        return self.serving
+    @property
+    def _loaded(self) -> Serving | None:
+        loading = self.loading
+        failed = not loading.done() or loading.cancelled() or loading.exception()
+        return None if failed else loading.result()
 
 
 BACKEND = web.AppKey("backend", Backend)

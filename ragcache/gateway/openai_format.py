@@ -81,7 +81,7 @@ class Reply(ABC):
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            "usage": usage and usage_body(usage),
+            "usage": None if usage is None else usage_body(usage),
         }
 
     @abstractmethod

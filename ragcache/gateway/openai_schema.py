@@ -156,8 +156,8 @@ class CompletionFields(_Strict, ABC):
         if not isinstance(body, dict):
             raise PydanticCustomError("object", "the request body must be a JSON object")
         given = {name: value for name, value in body.items() if value is not None}
-        for name in UNSUPPORTED.keys() & given.keys():
-            if given[name] not in UNSUPPORTED[name]:
+        for name, harmless in UNSUPPORTED.items():
+            if name in given and given[name] not in harmless:
                 raise InvalidRequest(f"{name}: this value is not supported", param=name)
         return given
 
