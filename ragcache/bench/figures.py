@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
@@ -35,10 +36,15 @@ class RunFigures(Figures):
 
 
 class ProbeFigures(Figures):
-    """Time to first token of a long prompt; each figure is the median of the repeats.
+    """Time to first token of a long prompt; each time is the median of the rounds.
 
     A and B are different texts of the same length. A warm request differs from the cold one
-    before it in its last words only. `off` is the warm request with nothing to share.
+    before it in its last words only. `off` is a warm request with nothing to share, and `ratio`
+    is warm over off (or over cold, where the server cannot be asked to share nothing).
+
+    `proves_hits` tells whether the speed comes from prefix hits, and not from a server that
+    warms up: the second cold prompt is about as slow as the first, and both much slower than
+    the warm ones.
     """
 
     prompt_tokens: int
@@ -49,21 +55,8 @@ class ProbeFigures(Figures):
     b_cold: float
     b_warm: float
     off: float | None
-
-    @property
-    def ratio(self) -> float:
-        """Warm time over the time without caching; the smaller, the better."""
-        warm = (self.a_warm + self.b_warm) / 2
-        return warm / (self.off or (self.a_cold + self.b_cold) / 2)
-
-    @property
-    def proves_hits(self) -> bool:
-        """Whether the speed comes from prefix hits, and not from a server that warms up.
-
-        The second cold prompt must be about as slow as the first, and both slower than warm.
-        """
-        similar = 2 / 3 < self.b_cold / self.a_cold < 3 / 2
-        return similar and min(self.a_cold, self.b_cold) > max(self.a_warm, self.b_warm)
+    ratio: float
+    proves_hits: bool
 
 
 class Results(Figures):
@@ -106,4 +99,28 @@ def summarise(replies: Sequence[Reply], wall: float, ideal_tokens: int | None) -
         tpot_p50=percentile(tpot, 50) if tpot else None,
         output_rate=output / wall,
         total_rate=(prompt + output) / wall,
+    )
+
+
+def summarise_probe(rounds: Sequence[Mapping[str, Reply]]) -> ProbeFigures:
+    """The figures of at least one round of the probe; a round has a reply for each time."""
+
+    def middle(name: str) -> float:
+        return median(replies[name].ttft for replies in rounds)
+
+    a_cold, a_warm, b_cold, b_warm = map(middle, ("a_cold", "a_warm", "b_cold", "b_warm"))
+    off = middle("off") if "off" in rounds[0] else None
+    uncached = off if off is not None else (a_cold + b_cold) / 2
+    similar = 2 / 3 < b_cold / a_cold < 3 / 2
+    return ProbeFigures(
+        prompt_tokens=max(replies["b_warm"].prompt_tokens for replies in rounds),
+        cold_cached_tokens=max(replies["b_cold"].cached_tokens for replies in rounds),
+        warm_cached_tokens=min(replies["b_warm"].cached_tokens for replies in rounds),
+        a_cold=a_cold,
+        a_warm=a_warm,
+        b_cold=b_cold,
+        b_warm=b_warm,
+        off=off,
+        ratio=(a_warm + b_warm) / 2 / uncached,
+        proves_hits=similar and min(a_cold, b_cold, uncached) > 1.5 * max(a_warm, b_warm),
     )

@@ -10,10 +10,9 @@ import bisect
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from ragcache.bench.client import ChatClient, Reply
-from ragcache.bench.figures import ProbeFigures
+from ragcache.bench.figures import ProbeFigures, summarise_probe
 from ragcache.bench.prose import prose
 
 CountTokens = Callable[[list[Mapping[str, str]]], int]
@@ -33,21 +32,7 @@ class Probe:
 
     async def run(self, rng: random.Random, repeats: int) -> ProbeFigures:
         """Median over `repeats` rounds, each with new texts."""
-        rounds = [await self._round(rng) for _ in range(repeats)]
-
-        def middle(name: str) -> float:
-            return median(replies[name].ttft for replies in rounds)
-
-        return ProbeFigures(
-            prompt_tokens=max(replies["a_warm"].prompt_tokens for replies in rounds),
-            cold_cached_tokens=max(replies["b_cold"].cached_tokens for replies in rounds),
-            warm_cached_tokens=min(replies["b_warm"].cached_tokens for replies in rounds),
-            a_cold=middle("a_cold"),
-            a_warm=middle("a_warm"),
-            b_cold=middle("b_cold"),
-            b_warm=middle("b_warm"),
-            off=middle("off") if self.unique else None,
-        )
+        return summarise_probe([await self._round(rng) for _ in range(repeats)])
 
     async def _round(self, rng: random.Random) -> dict[str, Reply]:
         replies: dict[str, Reply] = {}

@@ -1,16 +1,15 @@
 import pytest
 
 from ragcache.bench.client import Reply
-from ragcache.bench.figures import ProbeFigures, percentile, summarise
+from ragcache.bench.figures import percentile, summarise, summarise_probe
 
 
 def reply(ttft, last, prompt, cached, output):
     return Reply(10.0, 10 + ttft, 10 + last, "", prompt, cached, output, "length")
 
 
-def probe(**times):
-    counts = {"prompt_tokens": 1400, "cold_cached_tokens": 0, "warm_cached_tokens": 1392}
-    return ProbeFigures(**counts, **times)
+def probe_round(**times):
+    return {name: reply(ttft, ttft, 1400, 0, 1) for name, ttft in times.items()}
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (50, 2), (75, 3), (95, 4), (100, 4)])
@@ -33,15 +32,22 @@ def test_answers_of_one_token_have_no_output_time():
 
 def test_the_ratio_is_warm_over_uncached():
     times = {"a_cold": 1.0, "a_warm": 0.1, "b_cold": 1.0, "b_warm": 0.3}
-    assert probe(**times, off=0.8).ratio == pytest.approx(0.25)
-    assert probe(**times, off=None).ratio == pytest.approx(0.2)
+    assert summarise_probe([probe_round(**times, off=0.8)]).ratio == pytest.approx(0.25)
+    assert summarise_probe([probe_round(**times)]).ratio == pytest.approx(0.2)
+
+
+def test_one_slow_round_does_not_count():
+    usual = {"a_cold": 1.0, "a_warm": 0.1, "b_cold": 1.1, "b_warm": 0.2}
+    rounds = [probe_round(**dict.fromkeys(usual, 9.0)), *[probe_round(**usual)] * 2]
+    figures = summarise_probe(rounds)
+    assert (figures.a_cold, figures.b_warm) == pytest.approx((1.0, 0.2))
 
 
 @pytest.mark.parametrize(
-    ("a_cold", "b_cold", "proven"),
-    [(1.0, 0.95, True), (1.0, 0.12, False), (0.1, 0.1, False)],
-    ids=["prefix hits", "a server that warmed up", "nothing gained"],
+    ("a_cold", "b_cold", "off", "proven"),
+    [(1.0, 0.95, 1.0, True), (1.0, 0.12, 0.12, False), (1.0, 1.0, 0.1, False)],
+    ids=["prefix hits", "a server that warmed up", "as fast without sharing"],
 )
-def test_only_the_second_cold_prompt_tells_hits_from_warming_up(a_cold, b_cold, proven):
-    figures = probe(a_cold=a_cold, a_warm=0.1, b_cold=b_cold, b_warm=0.1, off=None)
-    assert figures.proves_hits is proven
+def test_hits_are_proven_by_what_stays_slow(a_cold, b_cold, off, proven):
+    times = probe_round(a_cold=a_cold, a_warm=0.1, b_cold=b_cold, b_warm=0.1, off=off)
+    assert summarise_probe([times]).proves_hits is proven
