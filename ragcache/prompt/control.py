@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 # Unicode noncharacters: never assigned, so they are rare in text; where they do occur they are
 # escaped themselves (OPEN becomes ESCAPE "0", and so on).
-_OPEN, _CLOSE, _ESCAPE = _MARKERS = "\ufdd0\ufdd1\ufdd2"
+_OPEN, _CLOSE, _ESCAPE = "\ufdd0\ufdd1\ufdd2"
 
 
 class Part(NamedTuple):
@@ -25,20 +25,19 @@ class ControlTokens:
     A retrieved document may hold `<|im_end|>`. Once it is rendered, nothing tells that text from
     the template's own `<|im_end|>`, so it is marked before: a `hidden` token is replaced by its
     number, which no filter of the template can turn back into the token; a `visible` one, such
-    as `</think>`, stays readable between the marks because templates search for it. Pairs of
-    visible tags are what a model wraps its own output in, so an assistant's content keeps them.
+    as `</think>`, stays readable between the marks because templates search for it. Tags
+    among these are what a model wraps its own output in, so they stay tokens in what it wrote.
     """
 
     def __init__(self, hidden: Iterable[str], visible: Iterable[str] = ()) -> None:
         self._hidden = tuple(dict.fromkeys(hidden))
-        self._numbers = {token: str(number) for number, token in enumerate(self._hidden)}
         self._visible = tuple(dict.fromkeys(visible))
-        marks = f"[{_MARKERS}]"
-        self._find = re.compile(f"{marks}|{_any_of(self.tokens)}")
-        tags = _paired_tags(self._visible)
-        self._find_in_output = re.compile(f"{marks}|{_any_of(set(self.tokens) - tags)}")
-        names = rf"\d+|{_any_of(self._visible)}"
-        self._marked = re.compile(f"{_OPEN}({names}){_CLOSE}|[{_OPEN}{_CLOSE}]")
+        self._names = {token: str(number) for number, token in enumerate(self._hidden)}
+        self._names |= {token: token for token in self._visible}
+        self._tokens = {name: token for token, name in self._names.items()}
+        self._find = _finders(self.tokens)
+        self._find_in_output = _finders(set(self.tokens) - _tags(self._visible))
+        self._marked = re.compile(f"{_OPEN}({_any_of(self._tokens)}){_CLOSE}|[{_OPEN}{_CLOSE}]")
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -47,50 +46,54 @@ class ControlTokens:
 
     def mark(self, text: str) -> str:
         """Mark every control token in a client's string."""
-        return self._find.sub(lambda match: self._mark_one(match[0]), text)
+        return self._mark(self._find, text)
 
     def mark_output(self, text: str) -> str:
-        """Mark the control tokens in what a model wrote, except pairs of visible tags."""
-        return self._find_in_output.sub(lambda match: self._mark_one(match[0]), text)
+        """Mark the control tokens in what a model wrote, except visible tags."""
+        return self._mark(self._find_in_output, text)
 
-    def _mark_one(self, found: str) -> str:
-        if found in _MARKERS:
-            return f"{_ESCAPE}{_MARKERS.index(found)}"
-        return f"{_OPEN}{self._numbers.get(found, found)}{_CLOSE}"
+    def _mark(self, finders: Iterable[re.Pattern[str]], text: str) -> str:
+        text = _escape(text)
+        for finder in finders:
+            text = finder.sub(lambda match: f"{_OPEN}{self._names[match[0]]}{_CLOSE}", text)
+        return text
 
     def split(self, rendered: str) -> Iterator[Part]:
         """Cut a rendering of marked strings at the marks.
 
-        String methods of the template can separate the two marks of a token; a lone mark is a
-        part without text, so that what stands around it cannot join into a control token.
+        String methods of the template can separate the two marks of a token; a lone mark is data
+        without text, so that what stands around it cannot join into a control token.
         """
+        if _OPEN not in rendered and _CLOSE not in rendered:
+            yield Part(rendered, unescape(rendered), is_data=False)
+            return
         end = 0
         for match in self._marked.finditer(rendered):
-            if match.start() > end:
-                yield self._text(rendered[end : match.start()])
-            yield Part(match[0], self._unmark_one(match), is_data=match[1] is not None)
+            if text := rendered[end : match.start()]:
+                yield Part(text, unescape(text), is_data=False)
+            yield Part(match[0], self._tokens.get(match[1], ""), is_data=True)
             end = match.end()
-        if end < len(rendered):
-            yield self._text(rendered[end:])
+        if text := rendered[end:]:
+            yield Part(text, unescape(text), is_data=False)
 
     def unmark(self, rendered: str) -> str:
         """The rendering as the client and the template wrote it."""
         return "".join(part.text for part in self.split(rendered))
 
-    def _text(self, marked: str) -> Part:
-        return Part(marked, unescape(marked), is_data=False)
 
-    def _unmark_one(self, match: re.Match[str]) -> str:
-        name = match[1] or ""
-        if not name.isdecimal():
-            return name
-        number = int(name)
-        return self._hidden[number] if number < len(self._hidden) else ""
+def _escape(text: str) -> str:
+    if not any(mark in text for mark in (_OPEN, _CLOSE, _ESCAPE)):
+        return text
+    text = text.replace(_ESCAPE, f"{_ESCAPE}2")
+    return text.replace(_OPEN, f"{_ESCAPE}0").replace(_CLOSE, f"{_ESCAPE}1")
 
 
 def unescape(marked: str) -> str:
     """Undo the escaping of the mark characters themselves."""
-    return re.sub(f"{_ESCAPE}([012])", lambda match: _MARKERS[int(match[1])], marked)
+    if _ESCAPE not in marked:
+        return marked
+    text = marked.replace(f"{_ESCAPE}0", _OPEN).replace(f"{_ESCAPE}1", _CLOSE)
+    return text.replace(f"{_ESCAPE}2", _ESCAPE)
 
 
 def _any_of(tokens: Iterable[str]) -> str:
@@ -98,7 +101,15 @@ def _any_of(tokens: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
 
 
-def _paired_tags(tokens: Iterable[str]) -> set[str]:
-    known = set(tokens)
-    closing = {tag for tag in known if tag.startswith("</") and f"<{tag[2:]}" in known}
-    return closing | {f"<{tag[2:]}" for tag in closing}
+def _finders(tokens: Iterable[str]) -> list[re.Pattern[str]]:
+    """Expressions that find the tokens; one for each first character, which makes them fast."""
+    by_start: dict[str, list[str]] = {}
+    for token in tokens:
+        by_start.setdefault(token[0], []).append(token)
+    return [re.compile(_any_of(group)) for _, group in sorted(by_start.items())]
+
+
+def _tags(visible: Iterable[str]) -> set[str]:
+    """Closing tags like `</think>`, and the tags that they close."""
+    closing = {token for token in visible if token.startswith("</")}
+    return closing | {f"<{token[2:]}" for token in closing}.intersection(visible)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from ragcache.prompt.control import ControlTokens, unescape
 from ragcache.prompt.memo import EncodingMemo
@@ -40,7 +39,7 @@ class Encoder:
         self._control = control
         self._remembered = EncodingMemo(self._encode)
         self._newline = self._encode("\n")
-        self._data_ids = {"": [], **self._encode_as_data()}
+        self._data_ids = {"": (), **self._encode_as_data()}
         self._border_ids = self._find_borders(template_text)
         self._borders = re.compile(f"({'|'.join(map(re.escape, self._border_ids)) or '(?!)'})")
 
@@ -108,24 +107,20 @@ class Encoder:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def _encode_as_data(self) -> dict[str, list[int]]:
+    def _encode_as_data(self) -> dict[str, Sequence[int]]:
         """Ids of each control token read as ordinary text."""
-        plain = copy.deepcopy(self._tokenizer)
         tokens = self._control.tokens
-        plain.add_special_tokens([AddedToken(token, special=True) for token in tokens])
-        plain.encode_special_tokens = True  # that is: as text
-        return {token: self._as_data(plain, token) for token in tokens}
-
-    def _as_data(self, plain: Tokenizer, token: str) -> list[int]:
-        def encode(text: str) -> list[int]:
-            return plain.encode(text, add_special_tokens=False).ids
-
-        ids = list(self._encode_inside(encode, token))
-        if {plain.token_to_id(control) for control in self._control.tokens}.isdisjoint(ids):
-            return ids
-        # A model that has control tokens in its own vocabulary finds them in ordinary text too,
-        # but not in single characters.
-        return [id for char in token for id in self._encode_inside(encode, char)]
+        control_ids = {self._tokenizer.token_to_id(token) for token in tokens}
+        self._tokenizer.encode_special_tokens = True  # that is: as text
+        ids = {token: self._encode_inside(self._encode, token) for token in tokens}
+        # Other added tokens are still found, and a model that has control tokens in its own
+        # vocabulary finds those; neither happens in single characters.
+        for token in tokens:
+            if not control_ids.isdisjoint(ids[token]):
+                chars = (self._encode_inside(self._encode, char) for char in token)
+                ids[token] = [id for char_ids in chars for id in char_ids]
+        self._tokenizer.encode_special_tokens = False
+        return ids
 
     def _find_borders(self, template_text: str) -> dict[str, int]:
         """The special tokens of the template at which a prompt may be cut, with their ids."""

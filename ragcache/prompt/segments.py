@@ -78,8 +78,8 @@ def _cut_out_tools(
     if growth[grown] <= 0:
         return marks
     text, without = rendered[slice(*spans[grown])], plain[slice(*plain_spans[grown])]
-    before = _common_prefix(text, without)
-    after = _common_prefix(text[before:][::-1], without[before:][::-1])
+    after = _common_prefix(text[::-1], without[::-1])
+    before = _common_prefix(text, without[: len(without) - after])
     name, end = marks[grown]
     content = conversation.messages[first + grown]["content"].strip()
     if content in text[len(text) - after :]:

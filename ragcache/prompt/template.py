@@ -63,7 +63,9 @@ class ChatTemplate:
         self.control = _control_tokens(tokenizer, self.source)
         self._knows_developer = "developer" in self.source
         self.supports_tools = self._probe(tools=[_PROBE_TOOL]) not in ("", self._probe())
-        self._renders_calls = self._probe(tool_calls=[_PROBE_CALL]) != self._probe()
+        answer = {"role": "assistant", "content": "b"}
+        with_calls = self._probe({**answer, "tool_calls": [_PROBE_CALL]})
+        self._renders_calls = with_calls != self._probe(answer)
         if "strftime_now" in self.source:
             logger.warning(
                 "the chat template prints the date: prompts, and with them cache hits, change daily"
@@ -124,10 +126,9 @@ class ChatTemplate:
         """The date in a strftime format; times of day read as midnight."""
         return self._today().strftime(format)
 
-    def _probe(self, tools: Any = None, **fields: Any) -> str:
+    def _probe(self, *answer: dict[str, Any], tools: Any = None) -> str:
         """What a tiny conversation renders to; "" when this template refuses it."""
-        messages = [{"role": "user", "content": "a"}]
-        messages.append({"role": "assistant", "content": "b", **fields})
+        messages = [{"role": "user", "content": "a"}, *answer]
         try:
             return self.render(Conversation(messages, tools, {}), generation_prompt=False)
         except (InvalidRequest, ValueError):  # ValueError: no chat template at all

@@ -29,6 +29,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
+        self._bytes: dict[int, bytes] = {}  # filled as tokens turn up
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         decoder = tokenizer.decoder.__getstate__() if tokenizer.decoder else b""
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
@@ -56,6 +57,16 @@ class Vocabulary:
 
         Special tokens read as their names, ids without a token as nothing.
         """
+        if (known := self._bytes.get(token_id)) is None:
+            known = self._bytes[token_id] = self._read_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """A token as text, U+FFFD for a part of a character, and as UTF-8 bytes."""
+        raw = self.token_bytes(token_id)
+        return raw.decode("utf-8", "replace"), raw
+
+    def _read_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -64,11 +75,6 @@ class Vocabulary:
         if self.is_byte(token_id):
             return bytes([BYTE_TOKENS[token]])
         return self._text_behind_anchor(token_id).encode()
-
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """A token as text, U+FFFD for a part of a character, and as UTF-8 bytes."""
-        raw = self.token_bytes(token_id)
-        return raw.decode("utf-8", "replace"), raw
 
     def _text_behind_anchor(self, token_id: int) -> str:
         """What a token reads as inside a text: many decoders trim the beginning."""

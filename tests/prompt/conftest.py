@@ -45,7 +45,7 @@ HERMES = """\
 {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{% endif %}
 {%- for m in (messages[1:] if messages[0].role == 'system' else messages) %}
 {{- '<|im_start|>' + m.role + '\n' }}
-{%- if m.role == 'assistant' and '</think>' in m.content %}
+{%- if m.role == 'assistant' and '<think>' in m.content and '</think>' in m.content %}
 {{- m.content.split('</think>')[-1].lstrip('\n') }}
 {%- else %}{{- m.content }}{% endif %}
 {%- for c in m.tool_calls or [] %}

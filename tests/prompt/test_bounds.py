@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tokenizers import Tokenizer
 
 from ragcache.prompt.bounds import LengthBound

@@ -11,7 +11,7 @@ from ragcache.prompt.tokenize import PromptTokenizer
 from ragcache.prompt.vocabulary import Vocabulary
 
 Prompts = Callable[..., PromptTokenizer]
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def stream(vocabulary: Vocabulary, ids: list[int], sizes: list[int]) -> list[str]:

@@ -72,17 +72,13 @@ def test_arguments_that_are_no_json_are_kept(
 
 
 def test_the_developer_role_is_system_where_the_template_does_not_know_it(
-    template: Any, build: Any, chat: Chat
+    template: Any, build: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = chat(Message("developer", "be brief"), "hi")
     assert "<|im_start|>system\nbe brief" in render(template("chatml"), prompt)
     tokenizer = build("byte_level", "chatml")
-    knowing = "{# developer #}" + tokenizer.chat_template
-    original, tokenizer.chat_template = tokenizer.chat_template, knowing
-    try:
-        assert "<|im_start|>developer\nbe brief" in render(ChatTemplate(tokenizer), prompt)
-    finally:
-        tokenizer.chat_template = original
+    monkeypatch.setattr(tokenizer, "chat_template", "{# developer #}" + tokenizer.chat_template)
+    assert "<|im_start|>developer\nbe brief" in render(ChatTemplate(tokenizer), prompt)
 
 
 def test_what_the_template_raises_is_the_clients_error(template: Any, chat: Chat) -> None:
@@ -91,14 +87,12 @@ def test_what_the_template_raises_is_the_clients_error(template: Any, chat: Chat
     assert "roles must alternate" in error.message
 
 
-def test_a_python_error_in_the_template_is_the_clients_error(build: Any, chat: Chat) -> None:
+def test_a_python_error_in_the_template_is_the_clients_error(
+    build: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = build("byte_level", "chatml")
-    original = tokenizer.chat_template
-    tokenizer.chat_template = "{{ 1 + messages[0].content }}"
-    try:
-        assert refusal(ChatTemplate(tokenizer), chat("a")).param == "messages"
-    finally:
-        tokenizer.chat_template = original
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ 1 + messages[0].content }}")
+    assert refusal(ChatTemplate(tokenizer), chat("a")).param == "messages"
 
 
 def test_no_template_and_no_messages_are_refused(template: Any, chat: Chat) -> None:
@@ -108,7 +102,7 @@ def test_no_template_and_no_messages_are_refused(template: Any, chat: Chat) -> N
 
 @pytest.mark.parametrize(
     ("name", "supported"),
-    [("chatml", False), ("hermes", True), ("llama3", True), ("last_tools", False), ("none", False)],
+    [("chatml", False), ("hermes", True), ("llama3", True), ("last_tools", True), ("none", False)],
 )
 def test_tools_are_refused_where_they_would_be_dropped(
     name: str, supported: bool, template: Any, chat: Chat, tools: Any
@@ -123,16 +117,15 @@ def test_tool_calls_are_refused_where_they_would_be_dropped(template: Any, chat:
     assert refusal(template("chatml"), chat("a", call)).param == "messages[1].tool_calls"
 
 
-def test_a_template_for_tools_only_counts_as_support(build: Any, chat: Chat, tools: Any) -> None:
+def test_a_template_for_tools_only_counts_as_support(
+    build: Any, chat: Chat, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = build("byte_level", "chatml")
     both = {"default": tokenizer.chat_template, "tool_use": "{{ tools | tojson }}"}
-    original, tokenizer.chat_template = tokenizer.chat_template, both
-    try:
-        template = ChatTemplate(tokenizer)
-        assert render(template, chat("a", tools=tools)) == json.dumps(list(tools))
-        assert "<|im_start|>user" in render(template, chat("a"))
-    finally:
-        tokenizer.chat_template = original
+    monkeypatch.setattr(tokenizer, "chat_template", both)
+    template = ChatTemplate(tokenizer)
+    assert render(template, chat("a", tools=tools)) == json.dumps(list(tools))
+    assert "<|im_start|>user" in render(template, chat("a"))
 
 
 @pytest.mark.parametrize(
@@ -156,16 +149,13 @@ def test_nesting_without_end_is_refused(template: Any, chat: Chat) -> None:
 
 
 def test_options_reach_the_template_but_cannot_replace_the_conversation(
-    template: Any, build: Any, chat: Chat
+    template: Any, build: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = build("byte_level", "chatml")
-    original = tokenizer.chat_template
-    tokenizer.chat_template = "{{ 'quiet' if not enable_thinking else 'loud' }}"
-    try:
-        assert render(ChatTemplate(tokenizer), chat("a", enable_thinking=True)) == "loud"
-        assert render(ChatTemplate(tokenizer), chat("a", enable_thinking=False)) == "quiet"
-    finally:
-        tokenizer.chat_template = original
+    source = "{{ 'quiet' if not enable_thinking else 'loud' }}"
+    monkeypatch.setattr(tokenizer, "chat_template", source)
+    assert render(ChatTemplate(tokenizer), chat("a", enable_thinking=True)) == "loud"
+    assert render(ChatTemplate(tokenizer), chat("a", enable_thinking=False)) == "quiet"
     error = refusal(template("chatml"), chat("a", messages=[]))
     assert error.param == "chat_template_kwargs"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +53,7 @@ def test_an_unknown_id_reads_as_nothing(smollm2_prompts: PromptTokenizer) -> Non
 
 
 def test_a_decoder_that_works_on_after_the_bytes_is_refused(build: Any) -> None:
-    tokenizer = build("byte_level", "chatml").backend_tokenizer
-    plain, tokenizer.decoder = (
-        tokenizer.decoder,
-        decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 0, 1)]),
-    )
-    try:
-        with pytest.raises(ConfigError, match="Strip"):
-            Vocabulary(tokenizer)
-    finally:
-        tokenizer.decoder = plain
+    tokenizer = copy.deepcopy(build("byte_level", "chatml").backend_tokenizer)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 0, 1)])
+    with pytest.raises(ConfigError, match="Strip"):
+        Vocabulary(tokenizer)

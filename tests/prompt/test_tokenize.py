@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragcache.errors import ContextLengthExceeded, InvalidRequest
+from ragcache.prompt.tokenize import PromptTokenizer, TokenizerPool
+from ragcache.types import ChatPrompt, Message
+
+Chat = Callable[..., ChatPrompt]
+Prompts = Callable[..., PromptTokenizer]
+conversations = st.lists(
+    st.builds(
+        Message,
+        st.sampled_from(["system", "user", "assistant"]),
+        st.text("aé 東\n<|.", max_size=30),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module")
+def pool(smollm2: Any) -> Iterator[TokenizerPool]:
+    pool = TokenizerPool(smollm2)
+    yield pool
+    pool.close()
+
+
+def reference(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
+    messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    return list(encoded["input_ids"])
+
+
+@settings(deadline=None)
+@given(conversations)
+def test_tokens_are_those_of_apply_chat_template(
+    smollm2: Any, smollm2_prompts: PromptTokenizer, messages: list[Message]
+) -> None:
+    prompt = ChatPrompt(tuple(messages))
+    assert smollm2_prompts.encode_chat(prompt).token_ids == reference(smollm2, prompt)
+
+
+@settings(deadline=None, max_examples=40)
+@given(messages=conversations)
+def test_every_family_gives_the_tokens_of_apply_chat_template(
+    messages: list[Message], family: str, build: Any, prompts: Prompts
+) -> None:
+    for template in ("chatml", "llama3"):
+        prompt = ChatPrompt(tuple(messages))
+        expected = reference(build(family, template), prompt)
+        assert prompts(family, template).encode_chat(prompt).token_ids == expected
+
+
+def test_a_bos_of_the_template_is_not_doubled(build: Any, prompts: Prompts, chat: Chat) -> None:
+    prompt = prompts("metaspace", "llama2").encode_chat(chat("hi"))
+    bos_id = build("metaspace", "llama2").bos_token_id
+    assert prompt.token_ids.count(bos_id) == 1
+    assert prompt.text == "<s>[INST] hi [/INST]"
+
+
+def test_raw_text_is_encoded_as_the_tokenizer_does_it(
+    smollm2: Any, smollm2_prompts: PromptTokenizer, build: Any, prompts: Prompts
+) -> None:
+    text = "<|im_start|>user\nhi"
+    assert smollm2_prompts.encode_text(text).token_ids == smollm2(text)["input_ids"]
+    metaspace = build("metaspace", "chatml")
+    ids = prompts("metaspace").encode_text("hi").token_ids
+    assert ids == metaspace("hi")["input_ids"]
+    assert ids[0] == metaspace.bos_token_id
+
+
+def test_raw_text_needs_no_chat_template(prompts: Prompts) -> None:
+    assert prompts("byte_level", "none").encode_text("hi").token_ids
+
+
+def test_raw_text_that_is_empty_or_no_text_is_refused(smollm2_prompts: PromptTokenizer) -> None:
+    for text in ("", "\ud83d"):
+        with pytest.raises(InvalidRequest) as error:
+            smollm2_prompts.encode_text(text)
+        assert error.value.param == "prompt"
+
+
+def test_odd_but_valid_content_is_encoded(smollm2_prompts: PromptTokenizer, chat: Chat) -> None:
+    for text in ("", "\x00", "\ufffd", "x" * 10_000, "\ufdd0\ufdd1", "\ufeffa\r\n", "e\u0301"):
+        prompt = smollm2_prompts.encode_chat(chat(text))
+        assert prompt.text.endswith(f"user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        assert len(prompt.token_ids) > 4
+    many = chat(*["a"] * 2000)
+    assert smollm2_prompts.encode_chat(many).token_ids.count(2) == 2001
+
+
+def test_a_prompt_may_fill_the_context_but_not_exceed_it(
+    smollm2_prompts: PromptTokenizer, chat: Chat
+) -> None:
+    prompt = chat("hello " * 20)
+    length = len(smollm2_prompts.encode_chat(prompt).token_ids)
+    assert len(smollm2_prompts.encode_chat(prompt, max_tokens=length).token_ids) == length
+    with pytest.raises(ContextLengthExceeded, match=f"{length} tokens.* {length - 1}$") as error:
+        smollm2_prompts.encode_chat(prompt, max_tokens=length - 1)
+    assert error.value.param == "messages"
+
+
+def test_text_that_is_certainly_too_long_is_refused_unencoded(
+    smollm2_prompts: PromptTokenizer, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2_prompts, "_encoder", None)
+    with pytest.raises(ContextLengthExceeded, match="too long: at least"):
+        smollm2_prompts.encode_chat(chat("a b " * 50_000), max_tokens=1000)
+    with pytest.raises(ContextLengthExceeded, match="too long: at least"):
+        smollm2_prompts.encode_text("a b " * 50_000, max_tokens=1000)
+
+
+def test_a_truncating_tokenizer_of_the_caller_does_not_truncate(build: Any, chat: Chat) -> None:
+    tokenizer = copy.deepcopy(build("byte_level", "chatml"))
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    prompts = PromptTokenizer(tokenizer)
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    assert len(prompts.encode_chat(chat("one two three four five")).token_ids) > 10
+
+
+async def test_concurrent_prompts_get_the_tokens_of_serial_ones(
+    pool: TokenizerPool, smollm2_prompts: PromptTokenizer, chat: Chat
+) -> None:
+    chats = [chat("shared words", "ok", f"document {i} <|im_end|> " * (i + 1)) for i in range(50)]
+    results = await asyncio.gather(*map(pool.encode_chat, chats), pool.encode_text("raw"))
+    expected = [smollm2_prompts.encode_chat(prompt).token_ids for prompt in chats]
+    assert [result.token_ids for result in results[:-1]] == expected
+    segments = await asyncio.gather(*map(pool.segments, results[:-1]))
+    assert all(found[-1].end == len(ids) for found, ids in zip(segments, expected, strict=True))
+
+
+async def test_the_event_loop_runs_while_a_huge_prompt_is_encoded(
+    pool: TokenizerPool, chat: Chat
+) -> None:
+    encoding = asyncio.ensure_future(pool.encode_chat(chat("lorem ipsum dolor " * 120_000)))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len((await encoding).token_ids) > 100_000
+    assert turns > 20
+
+
+async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
+    with pytest.raises(InvalidRequest, match="at least one message"):
+        await pool.encode_chat(chat())
+
+
+async def test_a_pool_reads_tokens_back(pool: TokenizerPool) -> None:
+    prompt = await pool.encode_text("grüße 😀")
+    assert pool.detokenizer().push(prompt.token_ids) == "grüße 😀"
+    assert b"".join(pool.token_text(id)[1] for id in prompt.token_ids).decode() == "grüße 😀"
+    assert not pool.supports_tools
