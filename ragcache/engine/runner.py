@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from ragcache_kernels.interface import AttentionBackend, AttentionSpec, Plan
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,7 +24,7 @@ class Runner(Protocol):
 class ModelRunner:
     """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
 
-    def __init__(self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend) -> None:
+    def __init__(self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any]) -> None:
         self._model = model
         self._pool = pool
         self._backend = backend
@@ -49,7 +49,7 @@ class ModelRunner:
 class _Step:
     """The forward context of one step."""
 
-    def __init__(self, pool: KVPool, backend: AttentionBackend, plan: Plan) -> None:
+    def __init__(self, pool: KVPool, backend: AttentionBackend[Any], plan: object) -> None:
         self._pool = pool
         self._backend = backend
         self._plan = plan
