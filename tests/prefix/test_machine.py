@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -18,11 +18,17 @@ from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import namespace_name
 from ragcache.prefix.rows import Plan
 
-BLOCKS, SIZE = 9, 2
+BLOCKS, SIZE = 12, 2
 NAMESPACES = [namespace_name("one"), namespace_name("two")]
 
-namespaces = st.sampled_from(NAMESPACES)
-token_lists = st.lists(st.integers(0, 1), max_size=11)
+namespaces = st.sampled_from([NAMESPACES[0], *NAMESPACES])
+bits = st.integers(0, 1)
+prompts = st.builds(
+    lambda bit, length, tail: [bit] * length + tail,
+    bits,
+    st.sampled_from([4, 5, 6, 7, 8, 0]),
+    st.lists(bits, max_size=2),
+)
 
 
 @dataclass
@@ -83,28 +89,30 @@ class Lives(RuleBasedStateMachine):
         self.last_id += 1
         return self.last_id
 
-    def draw(self, data: st.DataObject, *, idle: bool = False) -> int:
-        """Choose a running request; an idle one has no token left to compute."""
-        ids = [i for i, r in self.running.items() if not idle or r.computed == len(r.tokens)]
-        return data.draw(st.sampled_from(ids))
-
-    def has_idle(self) -> bool:
-        return any(each.computed == len(each.tokens) for each in self.running.values())
+    def idle(self) -> list[int]:
+        """The requests that have no token left to compute."""
+        return [i for i, each in self.running.items() if each.computed == len(each.tokens)]
 
     # What can happen
 
-    @rule(tokens=token_lists, namespace=namespaces)
-    def plan(self, tokens: list[int], namespace: bytes) -> None:
+    @precondition(lambda self: len(self.running) < 4)
+    @rule(tokens=prompts, namespace=namespaces, waits=st.booleans())
+    def arrive(self, tokens: list[int], namespace: bytes, waits: bool) -> None:
         plan = self.cache.plan(tokens, namespace)
         hits = self.hits(tokens, namespace)
         assert [block.id for block in plan.hits] == hits
         assert plan.hit_tokens == len(hits) * SIZE
-        self.plans.append(plan)
+        if waits:
+            self.plans.append(plan)
+        else:
+            self.admit(plan)
 
-    @precondition(lambda self: self.plans)
-    @rule(data=st.data())
-    def admit(self, data: st.DataObject) -> None:
-        plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
+    @precondition(lambda self: self.plans and len(self.running) < 4)
+    @rule()
+    def admit_waiting(self) -> None:
+        self.admit(self.plans.pop(0))
+
+    def admit(self, plan: Plan) -> None:
         tokens, held = plan.tokens, self.held()
         hits = self.hits(tokens, plan.namespace)
         new = -(-len(tokens) // SIZE) - len(hits)
@@ -120,10 +128,19 @@ class Lives(RuleBasedStateMachine):
         epoch = self.epochs[plan.namespace]
         self.running[request_id] = Request(plan.namespace, epoch, tokens, row.hit_tokens)
 
-    @precondition(has_idle)
-    @rule(data=st.data(), new_tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
-    def grow(self, data: st.DataObject, new_tokens: list[int]) -> None:
-        request_id = self.draw(data, idle=True)
+    @precondition(lambda self: self.idle())
+    @rule(new_tokens=st.lists(bits, min_size=1, max_size=3))
+    def decode(self, new_tokens: list[int]) -> None:
+        """Every idle request that has room gets these tokens."""
+        for request_id in self.idle():
+            self.grow(request_id, new_tokens)
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), new_tokens=st.lists(bits, min_size=1, max_size=3))
+    def decode_one(self, data: st.DataObject, new_tokens: list[int]) -> None:
+        self.grow(data.draw(st.sampled_from(self.idle())), new_tokens)
+
+    def grow(self, request_id: int, new_tokens: list[int]) -> None:
         tokens = self.running[request_id].tokens
         table, held = self.cache.table(request_id).copy(), self.held()
         shared = len(tokens) % SIZE > 0 and any(
@@ -134,6 +151,7 @@ class Lives(RuleBasedStateMachine):
         assert grown == (new + shared <= BLOCKS - len(held))
         if not grown:
             assert self.cache.table(request_id) == table
+            self.release(request_id)  # as a preemption would
             return
         tokens += new_tokens
         kept = len(table) - shared
@@ -144,15 +162,16 @@ class Lives(RuleBasedStateMachine):
         if shared:
             self.waiting_copies.append((table[-1], after[kept]))
 
-    @precondition(has_idle)
+    @precondition(lambda self: self.idle() and len(self.running) < 4)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        src, dst = self.draw(data, idle=True), self.new_id()
+        src, dst = data.draw(st.sampled_from(self.idle())), self.new_id()
         source = self.running[src]
         tokens = source.tokens.copy()
         assert self.cache.fork(src, dst, tokens).table == self.cache.table(src)
         self.running[dst] = replace(source, tokens=tokens)
 
+    @precondition(lambda self: self.waiting_copies)
     @rule()
     def copy(self) -> None:
         """The copies of a step run, all at once."""
@@ -167,20 +186,21 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Some requests compute a chunk each; the commits come in another order."""
+        """Every request computes a chunk, if only an empty one; then they commit in any order."""
         self.copy()
-        chosen = data.draw(st.lists(st.sampled_from(list(self.running)), unique=True))
         computed = {}
-        for request_id in chosen:
+        longest_chunk = data.draw(st.sampled_from([1, 3, 99]))
+        order = data.draw(st.permutations(list(self.running)))
+        for request_id in order:
             request, table = self.running[request_id], self.cache.table(request_id)
-            stop = data.draw(st.integers(request.computed, len(request.tokens)))
+            stop = min(request.computed + longest_chunk, len(request.tokens))
             for position in range(request.computed, stop):
                 slot = table[position // SIZE], position % SIZE
                 self.slots[slot] = request.entry(position)
             computed[request_id] = stop
         self.cache.copies_done()
         self.running_copies = []
-        for request_id in data.draw(st.permutations(chosen)):
+        for request_id in order:
             self.commit(request_id, computed[request_id])
 
     def commit(self, request_id: int, computed: int) -> None:
@@ -196,28 +216,25 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        request_id = self.draw(data)
+    def end(self, data: st.DataObject) -> None:
+        self.release(data.draw(st.sampled_from(list(self.running))))
+
+    def release(self, request_id: int) -> None:
         del self.running[request_id]
         self.cache.release(request_id)
         self.cache.release(request_id)
 
-    @rule(namespace=namespaces)
-    def drop(self, namespace: bytes) -> None:
-        gone = [prefix for prefix in self.published if prefix[0] == namespace]
-        assert self.cache.drop(namespace) == len(gone)
-        self.forget(gone, namespace)
-
-    @rule()
-    def reset(self) -> None:
-        assert self.cache.reset() == len(self.published)
-        self.forget(list(self.published), *NAMESPACES)
-
-    def forget(self, prefixes: list[tuple[bytes, tuple[int, ...]]], *dropped: bytes) -> None:
-        for prefix in prefixes:
+    @precondition(lambda self: len(self.published) > 6)
+    @rule(namespace=st.sampled_from([*NAMESPACES, None]))
+    def drop(self, namespace: bytes | None) -> None:
+        dropped = NAMESPACES if namespace is None else [namespace]
+        gone = [prefix for prefix in self.published if prefix[0] in dropped]
+        count = self.cache.reset() if namespace is None else self.cache.drop(namespace)
+        assert count == len(gone)
+        for prefix in gone:
             del self.published[prefix]
-        for namespace in dropped:
-            self.epochs[namespace] += 1
+        for each in dropped:
+            self.epochs[each] += 1
 
     # What must hold after each of them
 
@@ -227,10 +244,12 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def every_computed_slot_holds_what_its_row_computed(self) -> None:
+        source = {target: source for source, target in self.waiting_copies}
         for request_id, request in self.running.items():
             table = self.cache.table(request_id)
             for position in range(request.computed):
-                entry = self.slots[table[position // SIZE], position % SIZE]
+                block = table[position // SIZE]
+                entry = self.slots[source.get(block, block), position % SIZE]
                 assert entry == request.entry(position)
 
     @invariant()
@@ -256,4 +275,10 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from ragcache.bench.prefix import render, run, unfilled_share
+
+
+def test_every_pool_is_measured_and_shown():
+    results = json.loads(json.dumps(run((80, 200), prompt_tokens=256, repeats=2, steps=10)))
+    assert [pool["blocks"] for pool in results["pools"]] == [80, 200]
+    for pool in results["pools"]:
+        parts = sum(pool[f"{call}_ms"] for call in ("plan", "admit", "commit", "release"))
+        assert pool["total_ms"] > 0
+        assert pool["total_ms"] <= 2 * parts
+        assert pool["evict_us"] > 0
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(render(results))
+    assert "256 cached tokens" in shown.get()
+
+
+def test_less_than_a_block_per_request_is_unfilled():
+    assert 0 < unfilled_share(steps=600) < 0.04
