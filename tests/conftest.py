@@ -11,6 +11,5 @@ from ragcache.prompt.loader import load_tokenizer
 
 @pytest.fixture(scope="session")
 def smollm2() -> PreTrainedTokenizerFast:
-    """The tokenizer of the embedded model, out of its GGUF file."""
-    source = find_model(None)
-    return load_tokenizer(source.location, source.gguf_file)
+    """The tokenizer of the embedded model."""
+    return load_tokenizer(find_model(None).location)

@@ -76,7 +76,7 @@ def _fake_serving() -> tuple[TimedRunner, Serving]:
     pool_tokens = NUM_BLOCKS * settings.block_size
     model = ServedModel(("fake",), pool_tokens, pool_tokens, VOCAB_SIZE, frozenset(), "fake")
     source = find_model(None)
-    tokenizer = TokenizerPool(load_tokenizer(source.location, source.gguf_file))
+    tokenizer = TokenizerPool(load_tokenizer(source.location))
     return runner, Serving(model, tokenizer, start_engine(runner, NUM_BLOCKS, settings))
 
 

@@ -26,8 +26,7 @@ class ChatTokenizer:
 
         Raises ConfigError when there is no such file, or no embedded model.
         """
-        source = find_model(model)
-        return cls(load_tokenizer(source.location, source.gguf_file))
+        return cls(load_tokenizer(find_model(model).location))
 
     def prompt_ids(self, messages: ChatMessages) -> list[int]:
         """Tokens of the rendered conversation, up to where the answer begins."""

@@ -7,11 +7,11 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ragcache.engine.gguf import unpack
 from ragcache.engine.support import check_config
 from ragcache.errors import ConfigError
 
@@ -27,16 +27,10 @@ class ModelSource:
 
     name: str
     location: str
-    gguf_file: str | None = None
-
-    @property
-    def load_options(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` needs besides the location."""
-        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
 
 def find_model(model: str | None) -> ModelSource:
-    """Resolve what the user named; None is the embedded model.
+    """Resolve what the user named; None is the embedded model. A GGUF file is unpacked.
 
     Raises:
         ConfigError: when a path does not exist, or the embedded model is not installed.
@@ -57,7 +51,7 @@ def find_model(model: str | None) -> ModelSource:
 
 def _gguf(path: Path) -> ModelSource:
     name = path.stem.rsplit(".", 1)[0]  # SmolLM2-135M-Instruct.Q4_1.gguf
-    return ModelSource(name, str(path.parent), path.name)
+    return ModelSource(name, str(unpack(path)))
 
 
 def _embedded_file() -> Path:
@@ -94,14 +88,11 @@ def load_model(source: ModelSource, device: torch.device, dtype: torch.dtype) ->
     Raises:
         ConfigError: when transformers cannot load the model; the message is its own.
     """
-    options = dict(source.load_options)
-    if source.gguf_file:
-        options["quantization_config"] = GgufConfig(dequantize=True)
     try:
-        config = AutoConfig.from_pretrained(source.location, **source.load_options)
+        config = AutoConfig.from_pretrained(source.location)
         check_config(config)
         log.info("loading %s (%s) as %s on %s", source.name, config.model_type, dtype, device)
-        model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
+        model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot load {source.name}: {error}") from error
     return model.to(device).eval()  # type: ignore[no-any-return]
