@@ -38,7 +38,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._control = control
         self._remembered = EncodingMemo(self._encode)
-        self._newline = self._encode("\n")
+        self._anchors = [(anchor, self._encode(anchor)) for anchor in ("\n", "a")]
         self._data_ids = {"": (), **self._encode_as_data()}
         self._border_ids = self._find_borders(template_text)
         self._borders = re.compile(f"({'|'.join(map(re.escape, self._border_ids)) or '(?!)'})")
@@ -96,12 +96,13 @@ class Encoder:
     def _encode_inside(self, encode: Callable[[str], Sequence[int]], text: str) -> Sequence[int]:
         """Encode `text` as it reads in the middle of a text.
 
-        SentencePiece-like tokenizers put a space in front of a text. Behind a newline they do
-        not, and where the newline stays a token of its own it can be taken off again.
+        SentencePiece-like tokenizers put a space in front of a text. With something else in
+        front they do not, and where that stays a token of its own it can be taken off again.
         """
-        ids = encode("\n" + text)
-        if list(ids[: len(self._newline)]) == self._newline:
-            return ids[len(self._newline) :]
+        for anchor, anchor_ids in self._anchors:
+            ids = encode(anchor + text)
+            if list(ids[: len(anchor_ids)]) == anchor_ids:
+                return ids[len(anchor_ids) :]
         return encode(text)
 
     def _encode(self, text: str) -> list[int]:

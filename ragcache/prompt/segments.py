@@ -8,6 +8,8 @@ from typing import NamedTuple
 from ragcache.errors import InvalidRequest
 from ragcache.prompt.template import ChatTemplate, Conversation
 
+_HEAD_ROLES = ("system", "developer")
+
 
 class Mark(NamedTuple):
     """A named stretch of the rendering that starts where the one before it ends."""
@@ -43,9 +45,6 @@ def outline(template: ChatTemplate, conversation: Conversation, rendered: str) -
 def _head_length(conversation: Conversation) -> int:
     roles = [message["role"] for message in conversation.messages]
     return next((i for i, role in enumerate(roles) if role not in _HEAD_ROLES), len(roles))
-
-
-_HEAD_ROLES = ("system", "developer")
 
 
 def _message_ends(

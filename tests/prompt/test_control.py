@@ -66,6 +66,12 @@ def test_control_tokens_in_a_message_are_text(
         assert len(prompt.token_ids) >= len(harmless.token_ids) + 6
 
 
+def test_text_around_a_control_token_gains_no_spaces(prompts: Prompts, chat: Chat) -> None:
+    for family in ("metaspace", "prepending"):
+        prompt = prompts(family).encode_chat(chat("the</s>dog <s>\n<unk>fox"))
+        assert prompts(family).vocabulary.decode(prompt.token_ids) == prompt.text
+
+
 def test_control_tokens_in_definitions_calls_and_names_are_text(
     build: Any, prompts: Prompts, chat: Chat, tools: Any
 ) -> None:

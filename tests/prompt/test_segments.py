@@ -101,6 +101,19 @@ def test_a_prefix_that_the_template_refuses_joins_the_next_part(
     assert segments["messages.1"].startswith("<|im_start|>system\ns<|im_end|>")
 
 
+def test_segments_stay_in_order_where_a_template_counts_its_messages(
+    build: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = build("byte_level", "chatml")
+    counting = "{% if messages | length == 2 %}two{% endif %}" + tokenizer.chat_template
+    monkeypatch.setattr(tokenizer, "chat_template", counting)
+    prompts = PromptTokenizer(tokenizer)
+    segments = read(prompts, prompts.encode_chat(chat("a", "b", "c")))
+    assert segments["messages.0"] == "<|im_start|>user\na<|im_end|>\n"
+    assert segments["messages.1"] == ""
+    assert segments["messages.2"].endswith("<|im_start|>user\nc<|im_end|>\n")
+
+
 def test_raw_text_is_one_segment(smollm2_prompts: PromptTokenizer) -> None:
     prompt = smollm2_prompts.encode_text("hello world")
     assert prompt.segments() == (("prompt", 0, len(prompt.token_ids)),)
