@@ -4,11 +4,11 @@ import json
 
 from rich.console import Console
 
-from ragcache.bench.prefix import render, run, unfilled_share
+from ragcache.bench.prefix import measure, render, unfilled_share
 
 
 def test_every_pool_is_measured_and_shown():
-    results = json.loads(json.dumps(run((80, 200), prompt_tokens=256, repeats=2, steps=10)))
+    results = json.loads(json.dumps(measure((80, 200), prompt_tokens=256, repeats=2, steps=10)))
     assert [pool["blocks"] for pool in results["pools"]] == [80, 200]
     for pool in results["pools"]:
         parts = sum(pool[f"{call}_ms"] for call in ("plan", "admit", "commit", "release"))
