@@ -177,4 +177,7 @@ async def run(url: str | None) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Agents that share one prompt.")
     parser.add_argument("--url", help="API of a running gateway, such as http://127.0.0.1:8000/v1")
-    sys.exit(asyncio.run(run(parser.parse_args().url)))
+    try:
+        sys.exit(asyncio.run(run(parser.parse_args().url)))
+    except KeyboardInterrupt:  # the gateway has been ended on the way out
+        sys.exit(130)
