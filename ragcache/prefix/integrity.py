@@ -42,10 +42,11 @@ def _check_owners(
     copied = Counter(block.id for block in chain.from_iterable(copies))
     owners = copied + Counter(chain.from_iterable(row.table for row in rows))
     for block in pool.blocks:
-        if block.ref_count != owners[block.id] or block.copies != copied[block.id]:
+        owned, copying = owners.get(block.id, 0), copied.get(block.id, 0)
+        if block.ref_count != owned or block.copies != copying:
             raise AssertionError(
-                f"block {block.id} has {owners[block.id]} owners, {copied[block.id]} of them "
-                f"copies, but counts {block.ref_count} and {block.copies}"
+                f"block {block.id} has {owned} owners, {copying} of them copies, "
+                f"but counts {block.ref_count} and {block.copies}"
             )
 
 
