@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
 
-from ragcache.bench.options import EngineBench, GatewayBench, PrefixBench
+from ragcache.bench.options import EngineBench, GatewayBench, PrefixBench, ServeBench
 from ragcache.config import ServeSettings
 from ragcache.errors import ConfigError, RagcacheError
+
+if TYPE_CHECKING:
+    from ragcache.serving import Serving
 
 
 class Serve(ServeSettings):
@@ -28,6 +33,7 @@ class Serve(ServeSettings):
 class Bench(BaseModel):
     """Measure; every benchmark has a control in the same run."""
 
+    serve: CliSubCommand[ServeBench]
     prefix: CliSubCommand[PrefixBench]
     engine: CliSubCommand[EngineBench]
     gateway: CliSubCommand[GatewayBench]
@@ -71,16 +77,28 @@ def main() -> None:
 async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
 
-    loading = asyncio.ensure_future(asyncio.to_thread(_load, settings))
+    loading = _load(settings)
     app = create_app(loading, api_keys=settings.api_key, max_body_size=int(settings.max_body_size))
     await serve(app, settings.host, settings.port)
-    loading.result().close()
+    if loading.done():
+        await asyncio.to_thread(loading.result().close)
 
 
-def _load(settings: ServeSettings):  # type: ignore[no-untyped-def]
-    from ragcache.loading import load_serving  # takes seconds to import: not on the event loop
+def _load(settings: ServeSettings) -> asyncio.Future[Serving]:
+    """Load on a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    loading: asyncio.Future[Serving] = loop.create_future()
 
-    return load_serving(settings)
+    def work() -> None:
+        try:
+            from ragcache.loading import load_serving  # importing it takes seconds, too
+
+            loop.call_soon_threadsafe(loading.set_result, load_serving(settings))
+        except Exception as error:
+            loop.call_soon_threadsafe(loading.set_exception, error)
+
+    threading.Thread(target=work, name="loading", daemon=True).start()
+    return loading
 
 
 def _complain(message: str, *, status: int) -> int:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "loading": SHARED | {"serving", "prompt", "engine", "prefix", "kernels"},
     "gateway": SHARED | {"serving"},
     "bench": SHARED | {"gateway", "loading", "serving", "prompt", "engine", "prefix", "kernels"},
-    "cli": SHARED | {"gateway", "loading", "bench"},
+    "cli": SHARED | {"gateway", "loading", "serving", "bench"},
     "__main__": {"cli"},
 }
 STANDARD_LIBRARY_ONLY = {"types", "errors", "prefix"}

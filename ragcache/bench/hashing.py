@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ragcache_kernels.interface import StepLayout
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class HashRunner:
     """Implements `engine.runner.Runner` over `num_blocks` blocks of token ids."""
 
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
-        self._slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self._slots: NDArray[np.int64] = np.full((num_blocks, block_size), -1, dtype=np.int64)
         self._vocab_size = vocab_size
 
     def run(self, batch: StepBatch) -> Tensor:
@@ -34,14 +35,15 @@ class HashRunner:
         rows = [self._context(layout, ends.index(last)) for last in batch.last_idx.tolist()]
         return torch.stack([self.logits(row) for row in rows]) if rows else torch.empty(0, 1)
 
-    def logits(self, context: np.ndarray) -> Tensor:
+    def logits(self, context: NDArray[np.int64]) -> Tensor:
         """Logits `[V]` after the token ids in `context`."""
-        seed = zlib.crc32(np.ascontiguousarray(context, dtype=np.int64))
+        seed = zlib.crc32(context.astype(np.int64).tobytes())
         values = np.random.default_rng(seed).standard_normal(self._vocab_size, dtype=np.float32)
         return torch.from_numpy(values)
 
-    def _context(self, layout: StepLayout, sequence: int) -> np.ndarray:
+    def _context(self, layout: StepLayout, sequence: int) -> NDArray[np.int64]:
         length = int(layout.kv_len[sequence])
         blocks = -(-length // layout.block_size)
         table = layout.block_table[sequence, :blocks].numpy()
-        return self._slots[table].reshape(-1)[:length]
+        context: NDArray[np.int64] = self._slots[table].reshape(-1)[:length]
+        return context

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ragcache_kernels.interface import StepLayout
 from torch import Tensor
 
 from ragcache.engine.scheduler import Chunk
 from ragcache.prefix.cache import PrefixCache
+
+Slots = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,11 @@ def build_batch(chunks: list[Chunk], cache: PrefixCache) -> StepBatch:
     )
 
 
-def _slots(table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+def _slots(table: Slots, positions: Slots, block_size: int) -> Slots:
     return table[positions // block_size] * block_size + positions % block_size
 
 
-def _padded(tables: list[np.ndarray]) -> Tensor:
+def _padded(tables: list[Slots]) -> Tensor:
     padded = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table

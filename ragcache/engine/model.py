@@ -95,7 +95,7 @@ def load_model(source: ModelSource, device: torch.device, dtype: torch.dtype) ->
         model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot load {source.name}: {error}") from error
-    return model.to(device).eval()  # type: ignore[no-any-return]
+    return model.to(device).eval()
 
 
 def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

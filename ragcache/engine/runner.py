@@ -24,7 +24,9 @@ class Runner(Protocol):
 class ModelRunner:
     """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
 
-    def __init__(self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any]
+    ) -> None:
         self._model = model
         self._pool = pool
         self._backend = backend

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -66,14 +67,15 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
     """Apply penalties, bias and the minimum length to one row, in place."""
     sampling = sequence.request.sampling
     if sampling.repetition_penalty != 1:
-        ids = torch.tensor(sequence.tokens, device=row.device).unique()
+        ids = torch.tensor(list(set(sequence.tokens)), device=row.device)
         seen = row[ids]
         penalty = sampling.repetition_penalty
         row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_output:
-        output = torch.tensor(sequence.output, device=row.device)
-        ids, counts = output.unique(return_counts=True)
-        row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        counts = Counter(sequence.output)
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), device=row.device)
+        row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
     for token_id, bias in sampling.logit_bias.items():
         row[token_id] += bias
     if sequence.num_output < sampling.min_tokens:

@@ -74,6 +74,7 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
         handler_cancellation=True,  # else a client that leaves would not stop its generation
         auto_decompress=False,  # else a small body could become a huge one, on the event loop
         shutdown_timeout=_DRAIN,
+        access_log_format='%a "%r" %s %Tf s',
     )
     await runner.setup()
     try:

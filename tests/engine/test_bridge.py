@@ -56,7 +56,7 @@ async def collect(subscription):
     return [event async for events in subscription for event in events]
 
 
-async def idle(client):
+async def idle(client):  # the snapshot is all that the engine shows of itself
     while client.engine.stats.running or client.engine.stats.waiting:
         await asyncio.sleep(0.005)
 

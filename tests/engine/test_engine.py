@@ -281,7 +281,7 @@ def test_random_traffic_keeps_answers_and_accounts(bench):
     texts = [[rng.randrange(61) for _ in range(60)] for _ in range(3)]
     prompts, aborted = {}, set()
     for i in range(120):
-        prompt = rng.choice(texts)[: rng.randrange(1, 60)] + [rng.randrange(61)]
+        prompt = [*rng.choice(texts)[: rng.randrange(1, 60)], rng.randrange(61)]
         prompts[str(i)] = prompt
         engine.submit(str(i), prompt, max_tokens=rng.randrange(1, 12))
         engine.step(rng.randrange(3))
