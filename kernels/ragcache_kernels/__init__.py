@@ -1,0 +1,6 @@
+"""Attention over a pool of KV blocks, for ragcache's engine; knows nothing of ragcache itself."""
+
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, StepLayout
+from ragcache_kernels.registry import BACKENDS, get_backend
+
+__all__ = ["BACKENDS", "AttentionBackend", "AttentionSpec", "StepLayout", "get_backend"]

@@ -1,0 +1,80 @@
+"""What an attention backend is: write this step's keys and values, attend over paged ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """The geometry of one step, on the host: T packed query tokens of S sequences.
+
+    Query i of sequence s stands at position `kv_len[s] - q_len[s] + i`. Tokens from `cu_q[S]` to
+    T are padding: their slot is −1 and their output is zero.
+    """
+
+    cu_q: Tensor  # [S+1] int32, prefix sums of the query lengths
+    kv_len: Tensor  # [S] int32, context of each sequence after this step
+    block_table: Tensor  # [S, maxB] int32, padded with 0
+    slot_mapping: Tensor  # [T] int64, where each token's key and value go; −1: nowhere
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What differs from layer to layer.
+
+    `window` w: a query at position p sees the keys in (p − w, p]. `softcap` c: scores become
+    c·tanh(score/c) (Gemma 2, arXiv 2408.00118). `sinks` [Hq]: one more logit per query head in
+    the softmax's denominator (gpt-oss).
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+PlanT = TypeVar("PlanT")
+
+
+class AttentionBackend(ABC, Generic[PlanT]):
+    """Causal attention with grouped query heads over a pool of blocks, layer by layer.
+
+    A pool has one key cache `[N, B, Hkv, D]` and one value cache `[N, B, Hkv, Dv]` per layer;
+    blocks and slots are contiguous. Query head h reads KV head `h // (Hq / Hkv)`. What lies in
+    slots that no sequence of the step covers, NaN included, never reaches an output.
+    """
+
+    name: str
+
+    @abstractmethod
+    def plan(self, layout: StepLayout, device: torch.device) -> PlanT:
+        """Do the step's host work once; all layers share the result."""
+
+    @abstractmethod
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, plan: PlanT
+    ) -> None:
+        """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: PlanT,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
+
+    @abstractmethod
+    def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy block src to block dst in every cache; all sources are read before any write."""

@@ -1,0 +1,40 @@
+"""Attention written down plainly in float64, densely per sequence: what backends must equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ragcache_kernels.interface import AttentionSpec, StepLayout
+
+
+def reference_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, layout: StepLayout, spec: AttentionSpec
+) -> Tensor:
+    """Output `[T, Hq, Dv]` in float64 for caches that hold the step's keys and values already."""
+    out = query.new_zeros(*query.shape[:2], value_cache.shape[-1], dtype=torch.float64)
+    for s, length in enumerate(layout.kv_len.tolist()):
+        positions = torch.arange(length)
+        blocks = layout.block_table[s].long()[positions // layout.block_size]
+        offsets = positions % layout.block_size
+        tokens = slice(*layout.cu_q[s : s + 2].tolist())
+        key, value = key_cache[blocks, offsets].double(), value_cache[blocks, offsets].double()
+        out[tokens] = _attend_sequence(query[tokens].double(), key, value, spec)
+    return out
+
+
+def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+    """The last queries `[T, Hq, D]` of a sequence over all its keys and values `[L, Hkv, …]`."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    logits = torch.einsum("thd,lhd->htl", query, key) * spec.scale
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    behind = torch.arange(len(key) - len(query), len(key))[:, None] - torch.arange(len(key))
+    seen = (behind >= 0) & (behind < (spec.window or len(key)))
+    logits = logits.masked_fill(~seen, -torch.inf)
+    if spec.sinks is not None:
+        sinks = spec.sinks.double()[:, None, None].expand(-1, len(query), 1)
+        logits = torch.cat([logits, sinks], dim=2)
+    weights = logits.softmax(dim=2)[:, :, : len(key)]
+    return torch.einsum("htl,lhd->thd", weights, value)
