@@ -39,11 +39,11 @@ def _run_cells(run: RunFigures) -> dict[str, str]:
         "prompt / output tokens": f"{run.prompt_tokens:,} / {run.output_tokens:,}",
         "token hit rate": f"{run.hit_rate:.1%}",
         "ideal hit rate": "unknown" if run.ideal_hit_rate is None else f"{run.ideal_hit_rate:.1%}",
-        "time to first token p50 / p95": f"{_ms(run.ttft_p50)} / {_ms(run.ttft_p95)}",
-        "time per output token p50": _ms(run.tpot_p50),
-        "output tokens per second": f"{run.output_rate:,.1f}",
-        "prompt + output tokens per second": f"{run.total_rate:,.0f}",
-        "wall time": f"{run.wall:.2f} s",
+        "first token p50 / p95": f"{_time(run.ttft_p50)} / {_time(run.ttft_p95)}",
+        "per output token p50": _time(run.tpot_p50),
+        "output tokens / s": f"{run.output_rate:,.1f}",
+        "all tokens / s": f"{run.total_rate:,.0f}",
+        "wall time": _time(run.wall),
     }
 
 
@@ -52,10 +52,10 @@ def _probe(probe: ProbeFigures) -> Table:
         title=f"Time to first token, {probe.prompt_tokens:,} prompt tokens, medians",
         caption=_verdict(probe),
     )
-    for column in ("A cold", "A warm", "B cold", "B warm", "nothing shared", "warm / not shared"):
+    for column in ("A cold", "A warm", "B cold", "B warm", "not shared", "warm / not shared"):
         table.add_column(column, justify="right")
     times = (probe.a_cold, probe.a_warm, probe.b_cold, probe.b_warm, probe.off)
-    table.add_row(*(_ms(time) for time in times), f"{probe.ratio:.3f}")
+    table.add_row(*(_time(time) for time in times), f"{probe.ratio:.3f}")
     return table
 
 
@@ -69,5 +69,7 @@ def _verdict(probe: ProbeFigures) -> str:
     return counts + "the cold and warm times do not show an effect of the prefix cache."
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
