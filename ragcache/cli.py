@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
@@ -93,9 +94,11 @@ def _load(settings: ServeSettings) -> asyncio.Future[Serving]:
         try:
             from ragcache.loading import load_serving  # importing it takes seconds, too
 
-            loop.call_soon_threadsafe(loading.set_result, load_serving(settings))
+            arrive = partial(loading.set_result, load_serving(settings))
         except Exception as error:
-            loop.call_soon_threadsafe(loading.set_exception, error)
+            arrive = partial(loading.set_exception, error)
+        if not loop.is_closed():  # else a signal was faster than the model
+            loop.call_soon_threadsafe(arrive)
 
     threading.Thread(target=work, name="loading", daemon=True).start()
     return loading

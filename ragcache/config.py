@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, PositiveInt, model_validator
+from pydantic import ByteSize, Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -42,7 +44,7 @@ class ServeSettings(BaseSettings):
     dtype: DtypeName = Field(
         "auto", description="of weights and KV; auto: bfloat16 where the hardware is fast at it"
     )
-    served_model_name: list[str] = Field(
+    served_model_name: Annotated[list[str], NoDecode] = Field(
         [], description="name in the API; repeat for aliases; default: the model's name"
     )
     block_size: PositiveInt = Field(16, description="tokens in a KV block")
@@ -59,7 +61,7 @@ class ServeSettings(BaseSettings):
     max_body_size: ByteSize = Field(
         ByteSize(64 * 2**20), description="largest request body; beyond: 413"
     )
-    api_key: list[str] = Field(
+    api_key: Annotated[list[str], NoDecode] = Field(
         [], description="accepted API key; repeat for more; each key has a cache of its own"
     )
     prefix_caching: bool = Field(True, description="share KV between requests")
@@ -75,6 +77,11 @@ class ServeSettings(BaseSettings):
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(f"unknown environment variable {name}{hint}")
         return values
+
+    @field_validator("served_model_name", "api_key", mode="before")
+    @classmethod
+    def _separated_by_commas(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -100,4 +107,7 @@ class ServeSettings(BaseSettings):
             return sources
         if not Path(path).is_file():
             raise ConfigError(f"{CONFIG_FILE}: no file at {path}")
-        return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
+        try:
+            return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{CONFIG_FILE}: {path}: {error}") from error

@@ -11,6 +11,7 @@ RagcacheError
     │   └── ModelNotFound
     ├── Conflict                 409, not while requests are running
     ├── Overloaded               429, the queue is full
+    ├── GenerationFailed         500, the model could not answer this one
     └── EngineUnavailable        503, still loading, or the engine has stopped
 """
 
@@ -90,6 +91,12 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class GenerationFailed(RequestError):
+    """The model gave no usable output for this request; others go on."""
+
+    default_code = "generation_failed"
 
 
 class EngineUnavailable(RequestError):

@@ -56,7 +56,10 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
     num_blocks = settings.kv_cache_blocks or pool_blocks(
         bytes_per_block(layers, size, model.dtype), settings.kv_cache_memory, model.device
     )
-    pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
+    try:
+        pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
+    except RuntimeError as error:
+        raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
     return ModelRunner(model, pool, get_backend("torch")), num_blocks
 
 
@@ -76,6 +79,8 @@ def _describe(
     model: PreTrainedModel, source: ModelSource, settings: ServeSettings, num_blocks: int
 ) -> ServedModel:
     config = model.config.get_text_config()
+    # A tokenizer may know more tokens than the model has embeddings for.
+    vocab_size = min(config.vocab_size, model.get_input_embeddings().num_embeddings)
     limit = getattr(config, "max_position_embeddings", None)
     wanted = settings.max_model_len or limit
     if wanted is None:
@@ -86,7 +91,7 @@ def _describe(
         names=tuple(settings.served_model_name) or (source.name,),
         max_model_len=wanted,
         pool_tokens=num_blocks * settings.block_size,
-        vocab_size=config.vocab_size,
-        eos_token_ids=eos_token_ids(model),
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
         fingerprint=fingerprint(model),
     )

@@ -27,6 +27,8 @@ from ragcache.types import (
     Usage,
 )
 
+STALLED_AFTER = 60.0  # seconds in one step, after which the engine counts as stuck
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -72,9 +74,9 @@ class Serving:
             Overloaded: when the queue is full.
             EngineUnavailable: when the engine has stopped.
         """
+        self._client.require_room()  # before the work of tokenizing, not only after it
         tokens = await self._encode(request.prompt)
-        field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-        self._check_length(len(tokens), field)
+        self._check(tokens, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         engine_request = Request(
             request.id,
             tokens,
@@ -86,8 +88,12 @@ class Serving:
 
     def ready(self) -> str | None:
         """None when requests are served, else the reason why not."""
-        failure = self._client.engine.failure
-        return None if failure is None else failure.message
+        engine = self._client.engine
+        if engine.failure is not None:
+            return engine.failure.message
+        idle = not (engine.stats.running or engine.stats.waiting)
+        stalled = time.monotonic() - engine.progressed_at
+        return None if idle or stalled < STALLED_AFTER else f"no step for {stalled:.0f} seconds"
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine."""
@@ -109,16 +115,18 @@ class Serving:
         if isinstance(prompt, str):
             encoded = await self._tokenizer.encode_text(prompt, max_tokens=self.max_model_len)
             return encoded.token_ids
-        if not all(0 <= token < self.model.vocab_size for token in prompt):
-            raise InvalidRequest(
-                f"prompt: token ids must be between 0 and {self.model.vocab_size - 1}",
-                param="prompt",
-            )
         return list(prompt)
 
-    def _check_length(self, num_tokens: int, field: str) -> None:
-        if num_tokens == 0:
+    def _check(self, tokens: list[int], field: str) -> None:
+        if not tokens:
             raise InvalidRequest("the prompt is empty", param=field)
+        self._check_length(len(tokens), field)
+        if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
+            raise InvalidRequest(
+                f"{field}: token ids must be between 0 and {self.model.vocab_size - 1}", param=field
+            )
+
+    def _check_length(self, num_tokens: int, field: str) -> None:
         if num_tokens < self.max_model_len:
             return
         limit, holder = self.model.max_model_len, "the maximum context length"
@@ -171,7 +179,7 @@ class Generation:
             for event in events:
                 if isinstance(event, Admitted):
                     self._cached_tokens = event.cached_tokens
-                elif delta := self._advance(event):
+                elif isinstance(event, Token | Finished) and (delta := self._advance(event)):
                     yield delta
 
     async def aclose(self) -> None:

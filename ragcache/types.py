@@ -119,7 +119,14 @@ class Finished:
     num_tokens: int
 
 
-EngineEvent = Admitted | Token | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that the model could not answer; the engine goes on."""
+
+    message: str
+
+
+EngineEvent = Admitted | Token | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 from ragcache.engine.loop import Engine, Events
 from ragcache.engine.request import Request
-from ragcache.errors import EngineUnavailable, Overloaded
-from ragcache.types import EngineEvent, Finished
+from ragcache.errors import EngineUnavailable, GenerationFailed, Overloaded
+from ragcache.types import EngineEvent, Failed, Finished
 
 Delivery = list[EngineEvent] | EngineUnavailable
 
@@ -67,7 +67,8 @@ def _hand_out(batch: list[tuple[Subscription, Delivery]]) -> None:
 class Subscription:
     """The events of one request, as an asynchronous iterator of one list a step.
 
-    Ends after the last choice has finished; raises `EngineUnavailable` when the engine fails.
+    Ends after the last choice has finished; raises `GenerationFailed` when this request fails
+    and `EngineUnavailable` when the engine does.
     `close` must be called when the iteration is left early: it aborts the request.
     """
 
@@ -83,7 +84,12 @@ class Subscription:
             delivery = await self.inbox.get()
             if isinstance(delivery, EngineUnavailable):
                 raise EngineUnavailable(delivery.message)
-            self._unfinished -= sum(isinstance(event, Finished) for event in delivery)
+            for event in delivery:
+                if isinstance(event, Failed):
+                    self._unfinished = 0
+                    self._client.forget(self.request.id)
+                    raise GenerationFailed(event.message)
+                self._unfinished -= isinstance(event, Finished)
             yield delivery
         self._client.forget(self.request.id)
 
@@ -107,6 +113,11 @@ class EngineClient:
         self._mailboxes = mailboxes
         self._max_requests = max_requests
 
+    def require_room(self) -> None:
+        """Raise `Overloaded` when the queue is full."""
+        if len(self._mailboxes) >= self._max_requests:
+            raise Overloaded(f"{self._max_requests} requests are running or queued already")
+
     def submit(self, request: Request) -> Subscription:
         """Enqueue a request and subscribe to its events.
 
@@ -114,8 +125,7 @@ class EngineClient:
             Overloaded: when the queue is full.
             EngineUnavailable: when the engine has stopped.
         """
-        if len(self._mailboxes) >= self._max_requests:
-            raise Overloaded(f"{self._max_requests} requests are running or queued already")
+        self.require_room()
         subscription = Subscription(self, request)
         self._mailboxes.add(subscription)
         self.engine.submit(request)

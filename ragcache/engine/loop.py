@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -22,6 +23,7 @@ from ragcache.types import (
     Admitted,
     EngineEvent,
     EngineStats,
+    Failed,
     Finished,
     FinishReason,
     Token,
@@ -29,7 +31,7 @@ from ragcache.types import (
 
 log = logging.getLogger(__name__)
 
-IDLE_CHECK_AFTER = 1.0  # seconds without work after which the prefix cache checks itself
+IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache checks itself
 
 Events = list[tuple[str, EngineEvent]]
 
@@ -63,6 +65,7 @@ class Engine:
         self._query_tokens = self._hit_tokens = self._computed_tokens = 0
         self._stopping = False
         self.failure: EngineUnavailable | None = None
+        self.progressed_at = time.monotonic()  # of the last step or command
         self.stats = self._snapshot()
         self._thread = threading.Thread(target=self._main, name="ragcache-engine", daemon=True)
 
@@ -89,8 +92,9 @@ class Engine:
 
     def reset_cache(self) -> Future[bool]:
         """Forget all cached blocks; False, and nothing is forgotten, while blocks are held."""
-        self._inbox.put(partial(self._reset, done := Future[bool]()))
+        done = Future[bool]()
         self._replies.add(done)
+        self._inbox.put(partial(self._reset, done))
         if self.failure is not None:
             self._fail_replies(self.failure)
         return done
@@ -106,8 +110,8 @@ class Engine:
             log.exception("the engine thread died")
             error = EngineUnavailable(f"the engine died: {type(cause).__name__}: {cause}")
         self.failure = error
-        self._fail_replies(error)
         self._sink.fail(error)
+        self._fail_replies(error)
 
     def _take_commands(self) -> None:
         if not (self._scheduler.running or self._scheduler.waiting):
@@ -120,11 +124,18 @@ class Engine:
         try:
             command = self._inbox.get(timeout=IDLE_CHECK_AFTER)
         except queue.Empty:
-            self._cache.check()
+            self._check()
             command = self._inbox.get()
         command()
 
+    def _check(self) -> None:
+        try:
+            self._cache.check()
+        except AssertionError:
+            log.exception("the accounting of KV blocks is wrong; please report this")
+
     def _flush(self) -> None:
+        self.progressed_at = time.monotonic()
         self.stats = self._snapshot()
         events, self._events = self._events, []
         if events:
@@ -155,16 +166,20 @@ class Engine:
                 self._finish(sequence, FinishReason.STOP)
 
     def _reset(self, done: Future[bool]) -> None:
+        self._replies.discard(done)
+        if not done.set_running_or_notify_cancel():
+            return
         free_of_rows = self._cache.counts().held == 0
         if free_of_rows:
             self._cache.reset()
             self.stats = self._snapshot()  # whoever waits for the reply sees its effect
-        self._replies.discard(done)
         done.set_result(free_of_rows)
 
     def _fail_replies(self, error: EngineUnavailable) -> None:
         while self._replies:
-            self._replies.pop().set_exception(error)
+            done = self._replies.pop()
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)
 
     # One step
 
@@ -178,7 +193,7 @@ class Engine:
         logits = self._runner.run(build_batch(chunks, self._cache))
         self._cache.copies_done()
         self._advance(chunks)
-        self._extend(sampling, logits)
+        self._extend(*self._without_failures(sampling, logits))
 
     def _announce(self, sequence: Sequence, hit_tokens: int) -> None:
         """Tell and count a request's hit once; coming back after preemption is not news."""
@@ -208,6 +223,26 @@ class Engine:
             logits = logits[rows]
         for sequence, sampled in zip(branches, sample(logits, branches), strict=True):
             self._append(sequence, sampled)
+
+    def _without_failures(
+        self, sequences: list[Sequence], logits: Tensor
+    ) -> tuple[list[Sequence], Tensor]:
+        """Fail the requests whose logits are not numbers; no token could be chosen from them."""
+        broken = logits.isnan().any(dim=-1)
+        if not broken.any():
+            return sequences, logits
+        for sequence, failed in zip(sequences, broken.tolist(), strict=True):
+            if failed:
+                self._fail(sequence.request, "the model's output is not a number")
+        kept = [s for s in sequences if s.request.id in self._requests]
+        rows = [row for row, s in enumerate(sequences) if s.request.id in self._requests]
+        return kept, logits[rows]
+
+    def _fail(self, request: Request, message: str) -> None:
+        if self._requests.pop(request.id, None) is not None:
+            for sequence in request.sequences:
+                self._scheduler.remove(sequence)
+            self._events.append((request.id, Failed(message)))
 
     def _siblings(self, sequence: Sequence) -> list[Sequence]:
         request = sequence.request

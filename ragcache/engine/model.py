@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def find_model(model: str | None) -> ModelSource:
 
 
 def _gguf(path: Path) -> ModelSource:
-    name = path.stem.rsplit(".", 1)[0]  # SmolLM2-135M-Instruct.Q4_1.gguf
+    name = re.sub(r"[.-](I?Q\d\w*|B?F(16|32))$", "", path.stem, flags=re.IGNORECASE)
     return ModelSource(name, str(unpack(path)))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ragcache.errors import ConfigError
 
+CGROUP = Path("/sys/fs/cgroup")
 FREE_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}  # of what is free once the model is loaded
 
 
@@ -79,4 +82,15 @@ def pool_blocks(block_bytes: int, memory: int | None, device: torch.device) -> i
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return min(int(psutil.virtual_memory().available), _container_memory())
+
+
+def _container_memory() -> int:
+    """What the limit of this container leaves, where there is one (cgroup v2)."""
+    try:
+        limit, used = (
+            (CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
+    except OSError:
+        return sys.maxsize
+    return sys.maxsize if limit == "max" else int(limit) - int(used)

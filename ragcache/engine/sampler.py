@@ -18,6 +18,7 @@ from torch import Tensor
 from ragcache.engine.request import Sequence
 from ragcache.types import SamplingParams, TokenLogprob
 
+COLDEST = 1e-5  # below this temperature only the most likely token is left
 CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
 
 
@@ -29,11 +30,12 @@ class Sampled:
     logprob: TokenLogprob | None = None
 
 
+@torch.inference_mode()
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """Choose the next token of each sequence from its row of `logits` `[S', V]`.
 
-    The logits are overwritten. Filters apply in the order of the field's other engines:
-    penalties and bias, temperature, top-k, top-p, min-p.
+    The logits are overwritten; they hold no NaN. Filters apply in the order of the field's other
+    engines: penalties and bias, temperature, top-k, top-p, min-p.
     """
     logits = logits.float()
     logprobs = _Logprobs(logits, sequences)
@@ -41,7 +43,7 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
         _adjust(row, sequence)
     tokens = logits.argmax(dim=-1).tolist()
     for i, sequence in enumerate(sequences):
-        if sequence.request.sampling.temperature > 0:
+        if sequence.request.sampling.temperature >= COLDEST:
             tokens[i] = _draw(logits[i], sequence)
     return [Sampled(token, logprobs.of(i, token)) for i, token in enumerate(tokens)]
 
@@ -58,7 +60,7 @@ class _Logprobs:
         if index not in self._rows:
             return None
         row = self._rows[index]
-        values, ids = row.topk(self._tops[index])
+        values, ids = row.topk(min(self._tops[index], len(row)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return TokenLogprob(token_id, float(row[token_id]), top)
 
@@ -76,8 +78,9 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         ids = torch.tensor(list(counts), device=row.device)
         times = torch.tensor(list(counts.values()), device=row.device)
         row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    for token_id, bias in sampling.logit_bias.items():
-        row[token_id] += bias
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
     if sequence.num_output < sampling.min_tokens:
         request = sequence.request
         row[list(request.eos_token_ids | sampling.stop_token_ids)] = -torch.inf
@@ -85,7 +88,10 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
 
 def _draw(row: Tensor, sequence: Sequence) -> int:
     sampling = sequence.request.sampling
-    scaled = (row - row.max()) / sampling.temperature  # shifted first: a tiny divisor is safe
+    best = row.max()
+    if best == -torch.inf:  # every token is forbidden: none is better than another
+        return int(row.argmax())
+    scaled = (row - best) / sampling.temperature  # shifted first: a small divisor is safe
     probs = scaled.softmax(dim=-1, dtype=torch.float64)
     ids: Tensor | None = None
     if sampling.top_k or sampling.top_p < 1:
@@ -111,7 +117,7 @@ def _nucleus(probs: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     if sampling.top_p < 1:
         mass = top.sum() if sampling.top_k else 1.0
         before = top.cumsum(dim=-1) - top
-        kept = int((before < sampling.top_p * mass).sum())
+        kept = max(1, int((before < sampling.top_p * mass).sum()))
         top, ids = top[:kept], ids[:kept]
     return top, ids
 

@@ -27,7 +27,7 @@ from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import shared_blocks
 from ragcache.prefix.rows import Plan
 
-LOOKAHEAD = 16  # waiting sequences that one step considers
+LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +136,14 @@ class Scheduler:
         return max(1, budget // 4)
 
     def _admit(self, budget: int) -> None:
-        candidates = [self.waiting[i] for i in range(min(LOOKAHEAD, len(self.waiting)))]
-        for sequence in candidates:
-            if len(self.running) >= self.max_running:
+        planned = 0
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.max_running or planned == LOOKAHEAD:
                 return
-            plan = self._plan(sequence)
-            if self._held_back(sequence, plan):
+            if self._held_back(sequence):
                 continue
+            planned += 1
+            plan = self._plan(sequence)
             if not self._has_budget(len(sequence.tokens) - plan.hit_tokens, budget):
                 continue
             if not self._start(sequence, plan):
@@ -153,14 +154,14 @@ class Scheduler:
             sequence.plan = self.cache.plan(sequence.tokens, sequence.request.namespace)
         return sequence.plan
 
-    def _held_back(self, sequence: Sequence, plan: Plan) -> bool:
-        """Whether a running prefill is about to publish blocks that `plan` misses."""
+    def _held_back(self, sequence: Sequence) -> bool:
+        """Whether a running prefill is about to publish blocks that `sequence` can use."""
         if not self.cache.share:
             return False
         size = self.cache.block_size
         limit = (len(sequence.tokens) - 1) // size
         return any(
-            min(self._shared(sequence, leader), limit) * size > plan.hit_tokens
+            min(self._shared(sequence, leader), limit) * size > leader.num_computed
             for leader in self._prefilling()
             if leader.request.namespace == sequence.request.namespace
         )

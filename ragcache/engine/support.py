@@ -45,8 +45,18 @@ def check_config(config: PreTrainedConfig) -> None:
     unknown = set(getattr(text, "layer_types", None) or []) - LAYER_TYPES
     if unknown:
         raise _refusal(config, f"it has layers of type {', '.join(sorted(unknown))}")
+    moving = {"dynamic", "longrope"} & _rope_types(text)
+    if moving:
+        raise _refusal(config, f"its {moving.pop()} RoPE turns KV with the longest request")
     if getattr(text, "alibi", False):
         raise _refusal(config, "it uses ALiBi position biases")
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """The RoPE types of all layers; some models have one set of parameters per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [each for each in parameters.values() if isinstance(each, dict)]
+    return {each.get("rope_type", "default") for each in [parameters, *nested]}
 
 
 def prepare_model(model: PreTrainedModel) -> list[LayerShape]:

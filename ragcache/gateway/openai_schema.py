@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     ValidationInfo,
     field_validator,
@@ -40,7 +41,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
+
+MAX_PROMPTS = 64  # of one completions request; more of them would only queue behind each other
+MAX_TOKEN_IDS = 1024  # in a logit_bias or stop_token_ids: each costs time in every step
 
 
 def _whole(value: Any) -> Any:
@@ -75,6 +86,8 @@ def _prompts(value: Any) -> Any:
         raise PydanticCustomError(
             "prompt", "must be a string, a list of strings, token ids, or a list of lists of those"
         )
+    if len(prompts) > MAX_PROMPTS:
+        raise PydanticCustomError("prompt", f"must not hold more than {MAX_PROMPTS} prompts")
     return prompts
 
 
@@ -85,7 +98,7 @@ def _is_ids(value: Any) -> bool:
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenKey = Annotated[str, Field(pattern=r"^\d{1,10}$")]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1)]
 
 
@@ -138,10 +151,12 @@ class CompletionFields(_Strict, ABC):
     seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(1.0, gt=0)
-    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = {}
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
+        {}, max_length=MAX_TOKEN_IDS
+    )
     stop: Annotated[list[StopString], BeforeValidator(_listed)] = Field([], max_length=4)
-    stop_token_ids: list[Whole] = []
+    stop_token_ids: Annotated[list[Whole], FailFast()] = Field([], max_length=MAX_TOKEN_IDS)
     min_tokens: Whole = Field(0, ge=0)
     ignore_eos: bool = False
     n: Whole = Field(1, ge=1, le=16)
@@ -188,11 +203,12 @@ class CompletionFields(_Strict, ABC):
 
     def requests(self, request_id: str, tenant: str) -> list[GenerateRequest]:
         """One request for each prompt; the first carries `request_id`, the others a suffix."""
+        sampling = self._sampling()
         return [
             GenerateRequest(
                 id=f"{request_id}-{i}" if i else request_id,
                 prompt=prompt,
-                sampling=self._sampling(),
+                sampling=sampling,
                 stop=tuple(self.stop),
                 tenant=tenant,
                 cache_salt=self.cache_salt,
@@ -223,7 +239,7 @@ class CompletionFields(_Strict, ABC):
 class ChatCompletionRequest(CompletionFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False

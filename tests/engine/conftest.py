@@ -14,7 +14,7 @@ from ragcache.engine.request import Request
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
 from ragcache.prefix.cache import PrefixCache
-from ragcache.types import Admitted, Finished, FinishReason, SamplingParams, Token
+from ragcache.types import Admitted, Failed, Finished, FinishReason, SamplingParams, Token
 
 VOCAB = 61
 BLOCK = 4
@@ -28,6 +28,7 @@ class Outcome:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
     num_tokens: dict[int, int] = field(default_factory=dict)
+    failure: str | None = None
 
 
 class Collector:
@@ -47,6 +48,9 @@ class Collector:
                 case Token(index, token_id):
                     assert index not in outcome.finished
                     outcome.tokens.setdefault(index, []).append(token_id)
+                case Failed(message):
+                    assert outcome.failure is None
+                    outcome.failure = message
                 case Finished(index, reason, num_tokens):
                     assert index not in outcome.finished
                     outcome.finished[index] = reason

@@ -11,7 +11,7 @@ from ragcache.engine.bridge import EngineClient, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
 from ragcache.engine.scheduler import Scheduler
-from ragcache.errors import EngineUnavailable, Overloaded
+from ragcache.errors import EngineUnavailable, GenerationFailed, Overloaded
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import Finished, FinishReason, SamplingParams, Token
 
@@ -153,3 +153,23 @@ async def test_one_choice_can_be_finished_by_the_reader(client):
             if isinstance(event, Finished):
                 finished[event.index] = event.reason
     assert finished == {0: FinishReason.LENGTH, 1: FinishReason.STOP}
+
+
+async def test_a_reset_that_nobody_waits_for_any_more_is_harmless(client):
+    running = client.submit(request("a", max_tokens=40))
+    for _ in range(20):
+        reset = asyncio.ensure_future(client.reset_cache())
+        await asyncio.sleep(0)
+        reset.cancel()
+    assert await collect(running)
+    assert await client.reset_cache() is True
+    assert client.engine.failure is None
+
+
+async def test_a_failed_request_is_an_error_and_the_next_one_is_served(client, runner):
+    logits = runner.logits
+    runner.logits = lambda context: logits(context) * float("nan")
+    with pytest.raises(GenerationFailed, match="not a number"):
+        await collect(client.submit(request("a")))
+    runner.logits = logits
+    assert await collect(client.submit(request("b")))

@@ -293,3 +293,37 @@ def test_random_traffic_keeps_answers_and_accounts(bench):
         tokens = outcome.tokens.get(0, [])
         assert tokens == expected[: len(tokens)]
         assert name in aborted or outcome.finished == {0: FinishReason.LENGTH}
+
+
+def test_followers_held_back_do_not_block_others(bench):
+    prefix = [i % 59 for i in range(200)]
+    engine = bench(num_blocks=400, max_batch_tokens=8, max_running=40)
+    engine.submit("leader", [*prefix, 1], max_tokens=1)
+    engine.step()
+    for i in range(20):
+        engine.submit(f"follower{i}", [*prefix, i], max_tokens=1)
+    engine.submit("other", [60, 60, 60], max_tokens=1)
+    engine.step(3)
+    assert engine.sink.outcomes["other"].finished
+    assert not engine.sink.outcomes["leader"].finished
+    engine.drain()
+
+
+def test_a_request_whose_logits_are_not_numbers_fails_alone(bench):
+    engine = bench()
+    run = engine.model.run
+
+    def broken(batch):
+        logits = run(batch)
+        for row, last in enumerate(batch.last_idx.tolist()):
+            if batch.input_ids[0, last] == 60:
+                logits[row] = float("nan")
+        return logits
+
+    engine.model.run = broken
+    engine.submit("bad", [*PROMPT, 60], n=2)
+    engine.submit("good", PROMPT, max_tokens=4)
+    outcomes = engine.drain()
+    assert outcomes["bad"].failure == "the model's output is not a number"
+    assert outcomes["good"].tokens[0] == engine.greedy(PROMPT, 4)
+    assert not engine.engine._requests

@@ -146,3 +146,26 @@ def test_rows_do_not_influence_each_other():
     mixed = [each.token_id for each in sample(LOGITS.repeat(3, 1), rows)]
     alone = [sample(LOGITS[None].clone(), [row])[0].token_id for row in rows]
     assert mixed == alone == [5, 4, alone[2]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-300, "top_p": 0.9},
+        {"temperature": 2.0, "top_p": 5e-324, "top_k": 2},
+        {"temperature": 1.0, "top_k": 10**9, "min_p": 1.0},
+        {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 0.01},
+        {"temperature": 1.0, "min_tokens": 9, "eos": range(6)},
+        {"temperature": 1.0, "logprobs": 20},
+        {"temperature": 1.0, "seed": 2**63, "logit_bias": dict.fromkeys(range(6), -100.0)},
+    ],
+)
+def test_extreme_values_still_give_a_token(options):
+    assert 0 <= sample(LOGITS[None].clone(), [sequence(**options)])[0].token_id < 6
+
+
+def test_logits_of_an_inference_pass_can_be_adjusted():
+    with torch.inference_mode():
+        logits = LOGITS[None] * 1.0
+    rows = [sequence(temperature=0.0, logit_bias={5: 100.0}, repetition_penalty=1.1)]
+    assert sample(logits, rows)[0].token_id == 5

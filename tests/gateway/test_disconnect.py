@@ -35,7 +35,7 @@ def reset(writer):
 
 async def until(condition):
     async with asyncio.timeout(WAIT):
-        while not condition():  # noqa: ASYNC110, the server under test sets no event for us
+        while not condition():
             await asyncio.sleep(0.005)
 
 

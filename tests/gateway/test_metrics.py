@@ -115,7 +115,7 @@ async def test_tokens_of_an_aborted_request_are_counted(client, serving, scrape)
     assert (await scrape())["ragcache_generation_tokens_total",] > 0  # while it runs
     await stream.close()
     async with asyncio.timeout(5):
-        while not serving.generations[0].closed:  # noqa: ASYNC110, the fake sets no event for us
+        while not serving.generations[0].closed:
             await asyncio.sleep(0.005)
     tokens = serving.generations[0].usage.completion_tokens
     samples = await scrape()

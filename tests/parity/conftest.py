@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.engine.loop import Engine
+from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
 from ragcache.engine.request import Request, Sequence
 from ragcache.engine.runner import ModelRunner
@@ -165,10 +167,12 @@ class Pair:
         engine.logits = []
         return engine
 
-    def run(self, engine: RecordingEngine, prompts: dict[str, list[int]], count: int, n: int = 1):
-        """Answer all prompts at once; returns the tokens of each."""
+    def run(
+        self, engine: RecordingEngine, prompts: dict[str, list[int]], count: int, **options: Any
+    ) -> dict[str, list[int]]:
+        """Answer all prompts at once, greedily; returns the tokens of each."""
         for name, prompt in prompts.items():
-            sampling = SamplingParams(count, temperature=0.0, n=n)
+            sampling = SamplingParams(count, **{"temperature": 0.0, **options})
             engine._add(Request(name, prompt, sampling, b"n", frozenset()))
         while engine._scheduler.running or engine._scheduler.waiting:
             engine._step()
@@ -214,6 +218,18 @@ def _one_thread():
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
 def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(build(request.param, ARCHITECTURES[request.param]))
+
+
+@pytest.fixture(scope="session")
+def llama() -> Pair:
+    return Pair(build("llama", ARCHITECTURES["llama"]))
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Pair:
+    """The embedded model in float32."""
+    source, cpu = find_model(None), torch.device("cpu")
+    return Pair(load_model(source, cpu, torch.float32))
 
 
 @pytest.fixture(scope="session")

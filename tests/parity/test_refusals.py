@@ -60,3 +60,15 @@ def test_refused(tiny_model, name, options, reason):
 def test_encoder_decoders_are_refused_before_any_weight_is_loaded():
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):
         check_config(AutoConfig.for_model("t5"))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rope_that_turns_with_the_length_of_the_batch_is_refused(kind):
+    half = [1.0] * 4
+    parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        parameters |= {"short_factor": half, "long_factor": half}
+        parameters |= {"original_max_position_embeddings": 64}
+    config = AutoConfig.for_model("llama", **SMALL, rope_parameters=parameters)
+    with pytest.raises(UnsupportedModel, match=kind):
+        check_config(config)
