@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ragcache_kernels.interface import AttentionSpec
 
@@ -20,7 +19,6 @@ def attend_partial(
     key: Tensor,
     value: Tensor,
     spec: AttentionSpec,
-    *,
     causal: bool,
     mask: Tensor | None,
 ) -> Partial:
@@ -48,13 +46,8 @@ def _flash(
     causal: bool,
     mask: Tensor | None,
 ) -> Partial:
-    count = query.shape[2]
-    # Its matrix products of few rows are up to 1.5 times faster with a multiple of four rows.
-    all_alike = not causal and (mask is None or mask.shape[2] == 1)
-    if all_alike and count < 32:
-        query = functional.pad(query, (0, 0, 0, -count % 4))
     out, lse = _cpu_flash(query, key, value, 0.0, causal, attn_mask=mask, scale=spec.scale)
-    return out[:, :, :count], lse[:, :, :count]
+    return out, lse
 
 
 def _matmul(

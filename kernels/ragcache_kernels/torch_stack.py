@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,28 +16,27 @@ from ragcache_kernels.planner import IntArray, Visibility, WorkItem, plan_items
 # Keys of one call: what is gathered must still be in the CPU's cache when it is used.
 CPU_KEYS_PER_THREAD = 1024
 GPU_KEYS = 32768
-# Up to so many queries gathering costs as much as attending: whole blocks, shared by the threads.
-FEW_QUERIES = 8
-MIN_SPLIT_KEYS = 128
+# Up to so many queries the query heads of a KV head are put into one matrix.
+FEW_QUERIES = 16
 # Items stacked with a longer one are padded to its length.
 MAX_PADDING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """S work items of t queries each, run by one call over S·splits parts of c keys."""
+    """S work items of t queries and up to c keys each, run by one call."""
 
     tokens: slice | Tensor  # S·t query rows
     size: int  # S
-    splits: int  # a power of two; the parts of an item are S apart
+    queries: int  # t
     few: bool  # the query heads of a KV head become rows of one matrix
-    blocks: Tensor  # int64, the physical blocks of all parts
-    span: slice  # of the gathered slots, those that count: in a single part exactly its keys
-    blank: Tensor | None  # otherwise the gathered slots outside of their part, over all parts
+    blocks: Tensor  # int64, the physical blocks of all items, equally many each
+    span: slice  # which of an item's gathered slots are its keys: c of them
+    blank: Tensor | None  # S > 1, ragged: gathered slots that are not their item's keys, flat
     causal: bool
-    mask: Tensor | None  # [S·splits, 1, 1 or t, c] float32, added to the scores
+    mask: Tensor | None  # [S, 1, 1 or t, c] float32, added to the scores
     first: bool  # no earlier stack has results for these tokens
-    views: dict[tuple[str, torch.Size], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    whole: bool  # its tokens are all tokens of the step, in order
 
 
 def build_stacks(layout: StepLayout, window: int | None, device: torch.device) -> list[Stack]:
@@ -74,55 +73,36 @@ def _fits(item: WorkItem, group: list[WorkItem], max_keys: int) -> bool:
 def _stack(
     items: list[WorkItem], layout: StepLayout, window: int | None, device: torch.device
 ) -> Stack:
-    """The index tensors of items with equally many tokens, the first of them the longest."""
-    tokens = np.concatenate([item.tokens for item in items])
-    visibility = items[0].visibility
-    few = visibility is Visibility.ALL and len(items[0].tokens) <= FEW_QUERIES
-    size = layout.block_size
-    splits = _splits(len(items), items[0].keys, size) if few and device.type == "cpu" else 1
-    bounds = np.array([_bounds(item, splits, size) for item in items]).T  # [splits + 1, S]
-    start, stop = bounds[:-1].reshape(-1, 1), bounds[1:].reshape(-1, 1)
-    first, last = start // size, (stop - 1) // size
-    blocks = first + np.arange((last - first).max() + 1)
-    keys = (blocks[..., None] * size + np.arange(size)).reshape(len(blocks), 1, -1)
-    span = slice(None)
-    if len(keys) == 1:
-        span = slice(*(np.array([start, stop]) - first * size).ravel().tolist())
-        keys = keys[..., span]
-    outside = (keys < start[..., None]) | (keys >= stop[..., None])
-    hidden = outside
-    if visibility is Visibility.WINDOW:
-        assert window is not None
-        queries = items[0].position + np.arange(len(tokens))[:, None]
-        hidden = (keys > queries) | (keys <= queries - window)
-    rows = np.tile([item.sequence for item in items], splits)[:, None]
-    physical = layout.block_table.numpy()[rows, np.minimum(blocks, last)].ravel()
+    """Index tensors and mask of items with equally many tokens, the first of them the longest."""
+    tokens, one = np.concatenate([item.tokens for item in items]), items[0]
+    start, stop = np.array([[[item.start], [item.stop]] for item in items]).swapaxes(0, 1)
+    first, last = start // layout.block_size, (stop - 1) // layout.block_size
+    blocks = first + np.arange((last - first).max() + 1)  # [S, blocks of an item]
+    keys = blocks.repeat(layout.block_size, 1) * layout.block_size
+    keys += np.arange(keys.shape[1]) % layout.block_size
+    outside = (keys < start) | (keys >= stop)
+    inside = np.flatnonzero(~outside.all(0))
+    span = slice(int(inside[0]), int(inside[-1]) + 1)
+    ragged = bool(np.any(outside[:, span]))
+    hidden = outside[:, None, span] if one.visibility is Visibility.ALL else None
+    if one.visibility is Visibility.WINDOW and window is not None:
+        behind = one.position + np.arange(len(tokens))[:, None] - keys[:, None, span]
+        hidden = (behind < 0) | (behind >= window)
+    sequences = np.array([[item.sequence] for item in items])
+    physical = layout.block_table.numpy()[sequences, np.minimum(blocks, last)]
     return Stack(
         tokens=_rows(tokens, device),
         size=len(items),
-        splits=splits,
-        few=few,
-        blocks=_to(physical, device),
+        queries=len(one.tokens),
+        few=one.visibility is Visibility.ALL and len(one.tokens) <= FEW_QUERIES,
+        blocks=_to(physical.ravel(), device),
         span=span,
-        blank=_to(outside.ravel().nonzero()[0], device) if outside.any() else None,
-        causal=visibility is Visibility.CAUSAL,
-        mask=_mask(hidden).to(device) if hidden.any() else None,
-        first=items[0].rank == 0,
+        blank=_to(np.flatnonzero(outside), device) if ragged else None,
+        causal=one.visibility is Visibility.CAUSAL,
+        mask=_mask(hidden).to(device) if hidden is not None and np.any(hidden) else None,
+        first=one.rank == 0,
+        whole=np.array_equal(tokens, np.arange(len(layout.slot_mapping))),
     )
-
-
-def _splits(items: int, keys: int, block_size: int) -> int:
-    """In how many parts to cut the keys of each item, so that every thread has work."""
-    splits, smallest = 1, max(block_size, MIN_SPLIT_KEYS)
-    while splits * items < torch.get_num_threads() and keys >= 2 * splits * smallest:
-        splits *= 2
-    return splits
-
-
-def _bounds(item: WorkItem, splits: int, size: int) -> list[int]:
-    """Where the parts of an item begin, and where it ends; parts meet between blocks."""
-    inner = [(item.start + item.keys * i // splits) // size * size for i in range(1, splits)]
-    return [item.start, *inner, item.stop]
 
 
 def _rows(tokens: IntArray, device: torch.device) -> slice | Tensor:
@@ -137,4 +117,5 @@ def _to(index: IntArray, device: torch.device) -> Tensor:
 
 
 def _mask(hidden: NDArray[np.bool_]) -> Tensor:
+    """What to add to the scores, with a dimension for the heads."""
     return torch.from_numpy(np.where(hidden, -np.inf, 0.0).astype(np.float32)).unsqueeze(1)

@@ -1,7 +1,8 @@
-"""Every backend against the float64 reference, over the same cases."""
+"""Every backend against the float64 reference, over the same cases, on every device at hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,23 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragcache_kernels import BACKENDS, AttentionBackend, AttentionSpec, StepLayout, get_backend
+from ragcache_kernels import AttentionBackend, AttentionSpec, StepLayout
+from ragcache_kernels import planner as planner_module
+from ragcache_kernels import torch_stack as torch_stack_module
 from ragcache_kernels.reference import reference_attention
 from torch import Tensor
 
+Backend = AttentionBackend[Any]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(params=sorted(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> AttentionBackend[Any]:
-    return get_backend(request.param)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+# (query tokens, context after the step): decodes, chunks with and without a prefix, fresh prompts
+MIXED = [(1, 1), (1, 30), (5, 5), (7, 23), (1, 16), (2, 2), (16, 48), (1, 17), (3, 40)]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Head geometry and block size."""
-
     kv_heads: int = 2
     group: int = 3
     dim: int = 16
@@ -33,11 +32,26 @@ class Shape:
     block_size: int = 4
     dtype: torch.dtype = torch.float32
 
+    def spec(self, **options: Any) -> AttentionSpec:
+        return AttentionSpec(scale=self.dim**-0.5, **options)
+
+    def sinks(self) -> Tensor:
+        return torch.linspace(-2, 3, self.kv_heads * self.group)
+
+    def tokens(self, seed: int, count: int) -> list[Tensor]:
+        """Query, key and value of `count` tokens; the first n do not depend on `count`."""
+        heads = (self.kv_heads * self.group, self.kv_heads, self.kv_heads)
+        dims = (self.dim, self.dim, self.value_dim)
+        return [
+            torch.randn(count, h, d, generator=torch.Generator().manual_seed(seed + i)).to(
+                self.dtype
+            )
+            for i, (h, d) in enumerate(zip(heads, dims, strict=True))
+        ]
+
 
 @dataclass(frozen=True)
 class Step:
-    """One step's tensors; the caches hold the context, and NaN wherever nothing is stored."""
-
     query: Tensor
     key: Tensor
     value: Tensor
@@ -48,133 +62,245 @@ class Step:
 
 def make_step(
     shape: Shape,
-    lengths: list[tuple[int, int]],
+    lengths: Sequence[tuple[int, int]],
     *,
     shared: int = 0,
     padding: int = 0,
-    seed: int = 0,
-    permute: bool = True,
+    placement: int = 0,
+    first: int = 0,
 ) -> Step:
-    """Sequences of `(query tokens, context after the step)`.
+    """Caches that hold the context of each sequence, and NaN wherever nothing is stored yet.
 
-    The first `shared` tokens, whole blocks before any query, are one run of physical blocks.
-    Content depends on (seed, sequence, position) only, wherever the blocks lie.
+    What a token holds depends on the number of its sequence, counted from `first`, and on its
+    position. The first `shared` tokens, whole blocks before any query, lie in the same physical
+    blocks for all. `placement` seeds the choice of physical blocks.
     """
-    size = shape.block_size
+    size, common = shape.block_size, shared // shape.block_size
     needed = [-(-kv // size) for _, kv in lengths]
-    common = shared // size
     total = common + sum(n - common for n in needed) + 3
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed + 1))
-    ids = iter((order if permute else torch.arange(total)).tolist())
-    head = [next(ids) for _ in range(common)]
+    ids = torch.randperm(total, generator=torch.Generator().manual_seed(placement)).tolist()
+    head, ids = ids[:common], ids[common:]
     table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
-    kv_shape = (total, size, shape.kv_heads)
-    key_cache = torch.full((*kv_shape, shape.dim), torch.nan, dtype=shape.dtype)
-    value_cache = torch.full((*kv_shape, shape.value_dim), torch.nan, dtype=shape.dtype)
-    queries, keys, values, slots = [], [], [], []
-    shared_key, shared_value = _content(shape, seed, shared)[1:]
+    caches = [
+        torch.full((total, size, shape.kv_heads, dim), torch.nan, dtype=shape.dtype)
+        for dim in (shape.dim, shape.value_dim)
+    ]
+    step: list[list[Tensor]] = [[], [], [], []]
     for s, (q, kv) in enumerate(lengths):
-        table[s, : needed[s]] = torch.tensor(head + [next(ids) for _ in range(needed[s] - common)])
-        query, key, value = _content(shape, seed + 100 + s, kv)
-        key[:shared], value[:shared] = shared_key, shared_value
-        positions = torch.arange(kv)
-        slot = table[s].long()[positions // size] * size + positions % size
-        key_cache.flatten(0, 1)[slot[: kv - q]] = key[: kv - q]
-        value_cache.flatten(0, 1)[slot[: kv - q]] = value[: kv - q]
-        for out, new in ((queries, query), (keys, key), (values, value), (slots, slot)):
-            out.append(new[kv - q :])
+        own, ids = ids[: needed[s] - common], ids[needed[s] - common :]
+        table[s, : needed[s]] = torch.tensor(head + own)
+        tokens = shape.tokens(1000 * (first + s + 1), kv)
+        for mine, everyones in zip(tokens[1:], shape.tokens(0, shared)[1:], strict=True):
+            mine[:shared] = everyones
+        slots = (table[s].long()[:, None] * size + torch.arange(size)).flatten()[:kv]
+        for cache, content in zip(caches, tokens[1:], strict=True):
+            cache.flatten(0, 1)[slots[: kv - q]] = content[: kv - q]
+        for part, new in zip(step, (*tokens, slots), strict=True):
+            part.append(new[kv - q :])
     if padding:
-        for out, new in zip((queries, keys, values), _content(shape, seed, padding), strict=True):
-            out.append(torch.full_like(new, torch.nan))
-        slots.append(torch.full((padding,), -1))
-    q_len = torch.tensor([0] + [q for q, _ in lengths])
+        for part, new in zip(step, shape.tokens(0, padding), strict=False):
+            part.append(torch.full_like(new, torch.nan))
+        step[3].append(torch.full((padding,), -1))
+    query, key, value, slot_mapping = (torch.cat(part) for part in step)
     layout = StepLayout(
-        cu_q=q_len.cumsum(0).int(),
+        cu_q=torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0).int(),
         kv_len=torch.tensor([kv for _, kv in lengths], dtype=torch.int32),
         block_table=table,
-        slot_mapping=torch.cat(slots),
+        slot_mapping=slot_mapping,
         block_size=size,
     )
-    return Step(
-        torch.cat(queries), torch.cat(keys), torch.cat(values), key_cache, value_cache, layout
-    )
+    return Step(query, key, value, *caches, layout)
 
 
-def _content(shape: Shape, seed: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of `count` tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    heads = (shape.kv_heads * shape.group, shape.kv_heads, shape.kv_heads)
-    dims = (shape.dim, shape.dim, shape.value_dim)
-    query, key, value = (
-        torch.randn(count, h, d, generator=generator).to(shape.dtype)
-        for h, d in zip(heads, dims, strict=True)
-    )
-    return query, key, value
+def attend(backend: Backend, step: Step, spec: AttentionSpec, device: str = "cpu") -> Tensor:
+    """What the engine does in one layer; the step's caches receive the new keys and values."""
+    if spec.sinks is not None:
+        spec = replace(spec, sinks=spec.sinks.to(device))
+    key_cache, value_cache = step.key_cache.to(device), step.value_cache.to(device)
+    plan = backend.plan(step.layout, torch.device(device))
+    backend.write_kv(step.key.to(device), step.value.to(device), key_cache, value_cache, plan)
+    out = backend.attend(step.query.to(device), key_cache, value_cache, plan, spec)
+    step.key_cache.copy_(key_cache)
+    step.value_cache.copy_(value_cache)
+    return out.cpu()
 
 
-def run(backend: AttentionBackend[Any], step: Step, spec: AttentionSpec) -> Tensor:
-    plan = backend.plan(step.layout, CPU)
-    backend.write_kv(step.key, step.value, step.key_cache, step.value_cache, plan)
-    return backend.attend(step.query, step.key_cache, step.value_cache, plan, spec)
-
-
-def check(backend: AttentionBackend[Any], step: Step, spec: AttentionSpec) -> None:
-    out = run(backend, step, spec)
-    count = int(step.layout.cu_q[-1])
-    expected = reference_attention(
-        step.query, step.key_cache, step.value_cache, step.layout, spec
-    )
+def check(backend: Backend, step: Step, spec: AttentionSpec, device: str = "cpu") -> None:
+    out = attend(backend, step, spec, device)
+    caches = step.key_cache, step.value_cache
+    expected = reference_attention(step.query, *caches, step.layout, spec)
+    assert not expected.isnan().any()
     assert out.dtype == step.query.dtype
-    assert not expected[:count].isnan().any()
-    tolerance = TOLERANCE[out.dtype]
-    torch.testing.assert_close(
-        out[:count].double(), expected[:count], rtol=tolerance, atol=tolerance
-    )
+    close(out.double(), expected, TOLERANCE[out.dtype])
 
 
-def spec_for(shape: Shape, **options: Any) -> AttentionSpec:
-    return AttentionSpec(scale=shape.dim**-0.5, **options)
+def close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def sinks_for(shape: Shape) -> Tensor:
-    return torch.linspace(-2, 3, shape.kv_heads * shape.group)
-
-
-MIXED = [(1, 1), (1, 30), (5, 5), (7, 23), (1, 16), (2, 2), (16, 48), (1, 17), (3, 40)]
-
-
-@pytest.mark.parametrize("group", [1, 3, 4, 8])
-@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (24, 16)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (24, 16)], ids=str)
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
 def test_a_mixed_step_equals_the_reference(
-    backend: AttentionBackend[Any], group: int, dims: tuple[int, int], block_size: int
+    backend: Backend, group: int, dims: tuple[int, int], block_size: int, device: str
 ) -> None:
     shape = Shape(2, group, *dims, block_size)
-    check(backend, make_step(shape, MIXED), spec_for(shape))
+    check(backend, make_step(shape, MIXED), shape.spec(), device)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 4, 16, 17, 40, 100])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("value_dim", [16, 8])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 16, 17, 40, 100])
 def test_windows_soft_cap_and_sinks_combine(
-    backend: AttentionBackend[Any],
+    backend: Backend,
     window: int | None,
     softcap: float | None,
     sinks: bool,
     value_dim: int,
+    device: str,
 ) -> None:
     shape = Shape(value_dim=value_dim)
-    spec = spec_for(
-        shape, window=window, softcap=softcap, sinks=sinks_for(shape) if sinks else None
-    )
-    check(backend, make_step(shape, MIXED), spec)
+    spec = shape.spec(window=window, softcap=softcap, sinks=shape.sinks() if sinks else None)
+    check(backend, make_step(shape, MIXED), spec, device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays_within_its_rounding(
-    backend: AttentionBackend[Any], dtype: torch.dtype, options: dict[str, Any]
+    backend: Backend, dtype: torch.dtype, options: dict[str, Any], device: str
 ) -> None:
     shape = Shape(dtype=dtype)
-    check(backend, make_step(shape, MIXED), spec_for(shape, **options, sinks=sinks_for(shape)))
+    check(backend, make_step(shape, MIXED), shape.spec(**options, sinks=shape.sinks()), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "lengths", [[(1, 2500)], [(1, 2500), (600, 1700)], [(1100, 1100)]], ids=str
+)
+@pytest.mark.parametrize("options", [{}, {"window": 700}, {"softcap": 3.0}], ids=str)
+def test_long_contexts_are_cut_and_merged(
+    backend: Backend, lengths: list[tuple[int, int]], options: dict[str, Any], device: str
+) -> None:
+    shape = Shape(1, 2, block_size=16)
+    check(backend, make_step(shape, lengths), shape.spec(**options), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"window": 50}, {"softcap": 3.0}], ids=str)
+def test_decodes_that_share_a_prefix_equal_the_reference(
+    backend: Backend, options: dict[str, Any], device: str
+) -> None:
+    shape = Shape()
+    lengths = [(1, 313 + 5 * i) for i in range(5)] + [(6, 330)]
+    step = make_step(shape, lengths, shared=308)
+    check(backend, step, shape.spec(**options, sinks=shape.sinks()), device)
+
+
+def test_sharing_physical_blocks_changes_nothing(backend: Backend) -> None:
+    shape, spec = Shape(), Shape().spec()
+    lengths = [(1, 301), (1, 318), (1, 340)]
+    together = make_step(shape, lengths, shared=300)
+    alone = [make_step(shape, [one], shared=300, first=s) for s, one in enumerate(lengths)]
+    close(attend(backend, together, spec), torch.cat([attend(backend, s, spec) for s in alone]))
+
+
+def test_padding_rows_are_skipped_and_come_back_as_zero(backend: Backend) -> None:
+    shape = Shape()
+    step = make_step(shape, MIXED, padding=5)
+    plain = make_step(shape, MIXED)
+    for spec in (shape.spec(), shape.spec(window=7, sinks=shape.sinks())):
+        out = attend(backend, step, spec)
+        close(out[:-5], attend(backend, plain, spec))
+        assert (out[-5:] == 0).all()
+    assert torch.equal(step.key_cache.isnan(), plain.key_cache.isnan())
+
+
+def test_where_the_blocks_lie_changes_nothing(backend: Backend) -> None:
+    shape = Shape()
+    one, other = (
+        attend(backend, make_step(shape, MIXED, placement=p), shape.spec()) for p in (1, 2)
+    )
+    assert torch.equal(one, other)
+
+
+def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(backend: Backend) -> None:
+    shape, spec = Shape(), Shape().spec(window=21)
+    for spec in (shape.spec(), shape.spec(window=21)):
+        together = attend(backend, make_step(shape, MIXED), spec)
+        alone = [
+            attend(backend, make_step(shape, [one], first=s), spec) for s, one in enumerate(MIXED)
+        ]
+        close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 11}], ids=str)
+def test_a_prompt_in_chunks_equals_the_whole_prompt(
+    backend: Backend, options: dict[str, Any]
+) -> None:
+    shape, spec = Shape(), Shape().spec(**options)
+    whole = attend(backend, make_step(shape, [(45, 45)]), spec)
+    chunks = [(17, 17), (1, 18), (20, 38), (7, 45)]
+    close(torch.cat([attend(backend, make_step(shape, [c]), spec) for c in chunks]), whole)
+
+
+def test_one_plan_serves_layers_of_different_windows_and_shapes(backend: Backend) -> None:
+    plan = backend.plan(make_step(Shape(), MIXED).layout, torch.device("cpu"))
+    for shape in (Shape(), Shape(kv_heads=1, dim=24, value_dim=24), Shape()):
+        for spec in (shape.spec(), shape.spec(window=5), shape.spec(softcap=1.0)):
+            step = make_step(shape, MIXED)
+            caches = step.key_cache, step.value_cache
+            backend.write_kv(step.key, step.value, *caches, plan)
+            out = backend.attend(step.query, *caches, plan, spec)
+            close(out.double(), reference_attention(step.query, *caches, step.layout, spec))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_copying_blocks_reads_all_sources_before_it_writes(backend: Backend, device: str) -> None:
+    caches = [torch.randn(6, 4, 2, 8), torch.randn(6, 4, 2, 5)]
+    expected = [cache.clone() for cache in caches]
+    for cache, before in zip(expected, caches, strict=True):
+        cache[3], cache[4], cache[0] = before[1], before[3], before[4]
+    moved = [cache.to(device) for cache in caches]
+    backend.copy_blocks(moved, [(1, 3), (3, 4), (4, 0)])
+    for cache, right in zip(moved, expected, strict=True):
+        assert torch.equal(cache.cpu(), right)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[tuple[int, int]]:
+    contexts = draw(st.lists(st.integers(8, 40), min_size=1, max_size=6))
+    return [(draw(st.sampled_from([1, 1, 1, 2, 3, kv - 4])), kv) for kv in contexts]
+
+
+@given(
+    lengths=sequences(),
+    shared=st.sampled_from([0, 4]),
+    window=st.none() | st.integers(1, 45),
+    softcap=st.none() | st.just(2.0),
+    sinks=st.booleans(),
+    block_size=st.sampled_from([1, 2, 4]),
+    limits=st.tuples(st.integers(2, 12), st.integers(5, 40), st.integers(1, 20)),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_small_step_equals_the_reference_however_it_is_cut(
+    backend: Backend,
+    lengths: list[tuple[int, int]],
+    shared: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+    block_size: int,
+    limits: tuple[int, int, int],
+) -> None:
+    shape = Shape(block_size=block_size)
+    spec = shape.spec(window=window, softcap=softcap, sinks=shape.sinks() if sinks else None)
+    queries, keys, shared_keys = limits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_module, "MAX_QUERIES", queries)
+        patch.setattr(planner_module, "MIN_SHARED_KEYS", shared_keys)
+        patch.setattr(torch_stack_module, "CPU_KEYS_PER_THREAD", max(keys, queries))
+        check(backend, make_step(shape, lengths, shared=shared), spec)
