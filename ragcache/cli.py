@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 from functools import partial
@@ -65,6 +66,9 @@ class Ragcache(BaseSettings):
 
 def main() -> None:
     """The console script; exits with 2 for a wrong option, with 1 for a failure later on."""
+    # Before torch is imported: its threads wait for each other asleep. Spinning, the default, is
+    # no faster on an idle machine, and several times slower as soon as anything else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         CliApp.run(Ragcache)
     except ValidationError as error:

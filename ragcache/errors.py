@@ -33,10 +33,14 @@ class UnsupportedModel(ConfigError):
 
 
 class RequestError(RagcacheError):
-    """A request that fails; `param` names the field, `code` is machine-readable."""
+    """A request that fails; `param` names the field, `code` is machine-readable.
+
+    `retry_after`, in seconds, is set where the same request may succeed later.
+    """
 
     status: ClassVar[int] = 500
     default_code: ClassVar[str | None] = None
+    retry_after: ClassVar[int | None] = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -83,14 +87,11 @@ class Conflict(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full; `retry_after` is in seconds."""
+    """The queue is full."""
 
     status = 429
     default_code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after = 1
 
 
 class GenerationFailed(RequestError):
@@ -104,3 +105,4 @@ class EngineUnavailable(RequestError):
 
     status = 503
     default_code = "engine_unavailable"
+    retry_after = 5

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the console script does, before torch
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiohttp import hdrs, web
 
-from ragcache.errors import Overloaded, RequestError
+from ragcache.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,7 @@ class Failure:
 
 
 def _retry(error: RequestError) -> dict[str, str]:
-    if isinstance(error, Overloaded):
-        return {hdrs.RETRY_AFTER: str(error.retry_after)}
-    return {}
+    return {} if error.retry_after is None else {hdrs.RETRY_AFTER: str(error.retry_after)}
 
 
 def _allowed(error: web.HTTPException) -> dict[str, str]:

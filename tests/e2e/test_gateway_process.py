@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
+import aiohttp
 import openai
 import pytest
 
@@ -33,9 +37,6 @@ def start(port: int, *options: str, **pipes) -> subprocess.Popen:
 
 
 def wait_until_ready(process: subprocess.Popen, url: str) -> None:
-    import urllib.error
-    import urllib.request
-
     while process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/ready"):
@@ -157,6 +158,99 @@ async def test_a_prompt_that_is_too_long_is_a_typed_error(client):
     assert caught.value.code == "context_length_exceeded"
     assert "8192" in caught.value.message
     assert (await ask(client, conversation("Hello."), max_tokens=1)).usage.completion_tokens == 1
+
+
+POISON = {
+    "no messages": {"messages": []},
+    "a number as content": {"messages": [{"role": "user", "content": 5}]},
+    "an unknown role": {"messages": [{"role": "poet", "content": "x"}]},
+    "no choices": {"n": 0},
+    "too many choices": {"n": 1000},
+    "a negative length": {"max_tokens": -1},
+    "a foreign token id": {"logit_bias": {"99999": 1}},
+    "a stop that is empty": {"stop": [""]},
+    "a nucleus without mass": {"top_p": 0},
+    "a lone surrogate": '{"model": "MODEL", "messages": [{"role": "user", "content": "\\ud83d"}]}',
+    "truncated JSON": '{"model": "MODEL", "messages": [',
+    "deep JSON": '{"model": "MODEL", "messages": ' + "[" * 10_000 + "]" * 10_000 + "}",
+    "not a number": '{"model": "MODEL", "messages": [{"role": "user", "content": "x"}], '
+    '"temperature": NaN}',
+    "an unknown model": {"model": "nobody"},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+}
+HARMLESS = {
+    "empty text": {"messages": [{"role": "user", "content": ""}]},
+    "a long word": {"messages": [{"role": "user", "content": "a" * 10_000}]},
+    "a NUL": {"messages": [{"role": "user", "content": "\0"}]},
+    "a tiny temperature": {"temperature": 1e-300, "top_p": 0.9},
+    "a tiny nucleus": {"temperature": 1, "top_p": 5e-324, "top_k": 2},
+    "every penalty": {"presence_penalty": 2, "frequency_penalty": -2, "repetition_penalty": 100},
+    "a huge length": {"max_tokens": 10**12, "stop": ["e"]},
+    "min_tokens and bias": {"min_tokens": 2, "logit_bias": {"5": 100}},
+    "many messages": {"messages": [{"role": "user", "content": "x"}] * 900},
+}
+
+
+async def post(url, case):
+    good = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 3,
+    }
+    body = (
+        case.replace("MODEL", good["model"]) if isinstance(case, str) else json.dumps(good | case)
+    )
+    headers = {"Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http,
+        http.post(f"{url}/v1/chat/completions", data=body.encode(), headers=headers) as response,
+    ):
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("name", POISON)
+async def test_bad_input_is_refused_in_shape_and_the_next_request_is_served(url, name):
+    status, body = await post(url, POISON[name])
+    assert 400 <= status < 500
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert (await post(url, {}))[0] == 200
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+async def test_extreme_input_is_served(url, name):
+    status, body = await post(url, HARMLESS[name])
+    assert status == 200, body
+    assert (await post(url, {}))[0] == 200
+
+
+async def test_metrics_and_stats_add_up(url, client):
+    async with aiohttp.ClientSession() as http:
+
+        async def read():
+            async with http.get(f"{url}/cache/stats") as response:
+                stats = await response.json()
+            async with http.get(f"{url}/metrics") as response:
+                lines = (await response.text()).splitlines()
+            names = ("prompt_tokens", "prefix_cache_query_tokens", "prefix_cache_hit_tokens")
+            return stats, {
+                name: sum(
+                    float(line.rsplit(" ", 1)[1])
+                    for line in lines
+                    if line.startswith(f"ragcache_{name}_total")
+                )
+                for name in names
+            }
+
+        _, before = await read()
+        answers = [await ask(client, conversation(QUESTIONS[0]), salt="sum") for _ in range(3)]
+        stats, after = await read()
+    grown = {name: after[name] - before[name] for name in after}
+    prompts = sum(answer.usage.prompt_tokens for answer in answers)
+    assert grown["prompt_tokens"] == grown["prefix_cache_query_tokens"] == prompts
+    assert grown["prefix_cache_hit_tokens"] == sum(map(cached, answers)) > 0
+    pool = stats["pool"]
+    assert pool["held"] == 0
+    assert pool["free"] + pool["cached"] == pool["total"] == 2000
 
 
 @pytest.mark.parametrize(
