@@ -37,8 +37,8 @@ class Visibility(Enum):
 class WorkItem:
     """`tokens` attend to the keys at positions [start, stop) of block-table row `sequence`.
 
-    With a visibility other than ALL the tokens are consecutive, the first at `position`. Items
-    of rank 0 cover every token exactly once; those of a higher rank add to them.
+    Items of rank 0 cover every token exactly once; those of a higher rank add to them. If not
+    all keys are visible, the tokens are consecutive and the first is at `position`.
     """
 
     tokens: IntArray
@@ -46,8 +46,8 @@ class WorkItem:
     start: int
     stop: int
     rank: int
-    position: int
     visibility: Visibility = Visibility.ALL
+    position: int = 0
 
     @property
     def keys(self) -> int:
@@ -56,14 +56,17 @@ class WorkItem:
 
 
 def plan_items(layout: StepLayout, window: int | None, max_keys: int) -> list[WorkItem]:
-    """Cut a step into items of at most `MAX_QUERIES` tokens and `max_keys` keys, by rank."""
+    """Cut a step into items of at most `max_keys` keys, ordered by rank.
+
+    Those of a chunk have at most `MAX_QUERIES` tokens, and `max_keys` must not be below that.
+    """
     cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
     q_len = np.diff(cu_q)
     items, covered = [], np.zeros_like(kv_len)
     if window is None:  # a window is short and differs by sequence: little to share
         decodes = np.flatnonzero(q_len == 1)
         for rows, start, stop in _shared_runs(layout, decodes):
-            items += _shared_items(cu_q[rows], int(rows[0]), start, stop, max_keys)
+            items += _unmasked(cu_q[rows], int(rows[0]), start, stop, max_keys, rank=1)
             covered[rows] = stop
     for sequence in range(len(kv_len)):
         position = int(kv_len[sequence] - q_len[sequence])
@@ -73,8 +76,8 @@ def plan_items(layout: StepLayout, window: int | None, max_keys: int) -> list[Wo
             if len(tile) > 1:
                 items += _chunk_items(tile, sequence, position + i, window, max_keys)
             else:
-                first = max(int(covered[sequence]), _first_visible(position + i, window))
-                items += _decode_items(tile, sequence, first, position + i, max_keys)
+                start = max(int(covered[sequence]), _first_visible(position + i, window))
+                items += _unmasked(tile, sequence, start, position + i + 1, max_keys, rank=0)
     return sorted(items, key=lambda item: item.rank)
 
 
@@ -89,21 +92,13 @@ def _cut(start: int, stop: int, max_keys: int) -> Iterator[tuple[int, int]]:
     return pairwise(bounds)
 
 
-def _decode_items(
-    tokens: IntArray, sequence: int, first: int, position: int, max_keys: int
+def _unmasked(
+    tokens: IntArray, sequence: int, start: int, stop: int, max_keys: int, rank: int
 ) -> list[WorkItem]:
+    """Keys that all tokens see, in items of rising rank."""
     return [
-        WorkItem(tokens, sequence, start, stop, rank, position)
-        for rank, (start, stop) in enumerate(_cut(first, position + 1, max_keys))
-    ]
-
-
-def _shared_items(
-    tokens: IntArray, sequence: int, first: int, last: int, max_keys: int
-) -> list[WorkItem]:
-    return [
-        WorkItem(tokens, sequence, start, stop, rank=1, position=last)
-        for start, stop in _cut(first, last, max_keys)
+        WorkItem(tokens, sequence, *part, rank + i)
+        for i, part in enumerate(_cut(start, stop, max_keys))
     ]
 
 
@@ -112,21 +107,17 @@ def _chunk_items(
 ) -> list[WorkItem]:
     """The diagonal square; the keys that only the first tokens still see; those all see."""
     end = position + len(tokens)
-    first = all_see = 0
-    diagonal = Visibility.CAUSAL
-    items = []
+    start = _first_visible(position, window)
+    all_see, diagonal, edge = start, Visibility.CAUSAL, []
     if window is not None:
-        first = _first_visible(position, window)
-        all_see = min(max(end - window, first), position)
+        all_see = min(max(end - window, start), position)
         if window < len(tokens):
             diagonal = Visibility.WINDOW
-    items.append(WorkItem(tokens, sequence, position, end, 0, position, diagonal))
-    if window is not None and first < all_see:
-        some = tokens[: all_see - position + window - 1]
-        items.append(WorkItem(some, sequence, first, all_see, 1, position, Visibility.WINDOW))
-    for start, stop in _cut(all_see, position, max_keys):
-        items.append(WorkItem(tokens, sequence, start, stop, 1, position))
-    return items
+        if start < all_see:
+            some = tokens[: all_see - position + window - 1]
+            edge = [WorkItem(some, sequence, start, all_see, 1, Visibility.WINDOW, position)]
+    square = WorkItem(tokens, sequence, position, end, 0, diagonal, position)
+    return [square, *edge, *_unmasked(tokens, sequence, all_see, position, max_keys, rank=1)]
 
 
 def _shared_runs(layout: StepLayout, rows: IntArray) -> Iterator[tuple[IntArray, int, int]]:
