@@ -91,6 +91,7 @@ async def _measure(options: GatewayBench, runner: TimedRunner, url: str) -> dict
             body = {
                 "model": "fake",
                 "max_tokens": 1,
+                "temperature": 0,
                 "messages": [{"role": role, "content": text} for role, text in messages],
             }
             before, started = runner.seconds, perf_counter()

@@ -228,7 +228,9 @@ class Engine:
         self, sequences: list[Sequence], logits: Tensor
     ) -> tuple[list[Sequence], Tensor]:
         """Fail the requests whose logits are not numbers; no token could be chosen from them."""
-        broken = logits.isnan().any(dim=-1)
+        if not sequences:
+            return sequences, logits
+        broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
         if not broken.any():
             return sequences, logits
         for sequence, failed in zip(sequences, broken.tolist(), strict=True):

@@ -41,11 +41,17 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     logprobs = _Logprobs(logits, sequences)
     for row, sequence in zip(logits, sequences, strict=True):
         _adjust(row, sequence)
-    tokens = logits.argmax(dim=-1).tolist()
+    tokens = _most_likely(logits)
     for i, sequence in enumerate(sequences):
         if sequence.request.sampling.temperature >= COLDEST:
             tokens[i] = _draw(logits[i], sequence)
     return [Sampled(token, logprobs.of(i, token)) for i, token in enumerate(tokens)]
+
+
+def _most_likely(logits: Tensor) -> list[int]:
+    if logits.device.type == "cpu":  # numpy's argmax is nine times faster here
+        return [int(token) for token in logits.numpy().argmax(axis=-1)]
+    return logits.argmax(dim=-1).tolist()
 
 
 class _Logprobs:
@@ -92,13 +98,13 @@ def _draw(row: Tensor, sequence: Sequence) -> int:
     if best == -torch.inf:  # every token is forbidden: none is better than another
         return int(row.argmax())
     scaled = (row - best) / sampling.temperature  # shifted first: a small divisor is safe
-    probs = scaled.softmax(dim=-1, dtype=torch.float64)
+    probs = scaled.softmax(dim=-1)
     ids: Tensor | None = None
     if sampling.top_k or sampling.top_p < 1:
         probs, ids = _nucleus(probs, sampling)
     if sampling.min_p > 0:
         probs = torch.where(probs < sampling.min_p * probs.max(), 0.0, probs)
-    cumulative = probs.cumsum(dim=-1)
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     threshold = cumulative[-1] * _uniform(sequence)
     choice = torch.searchsorted(cumulative, threshold, right=True).clamp(max=len(probs) - 1)
     return int(choice if ids is None else ids[choice])
