@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ragcache_kernels.interface import AttentionSpec
@@ -20,22 +21,26 @@ from transformers import AttentionInterface
 NAME = "ragcache_paged"
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's call: `query` `[T, Hq, Dk]`, `key` `[T, Hkv, Dk]`, `value` `[T, Hkv, Dv]`.
+
+    `options` is whatever else the model passed to its attention function.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    spec: AttentionSpec
+    options: dict[str, Any]
+
+
 class ForwardContext(Protocol):
     """What one forward pass does in each attention layer."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spec: AttentionSpec,
-        options: dict[str, Any],
-    ) -> Tensor:
-        """Attend with `[T, Hq, Dk]`, `[T, Hkv, Dk]`, `[T, Hkv, Dv]`; returns `[T, Hq, Dv]`.
-
-        `options` is whatever else the model passed to its attention function.
-        """
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The layer's attention, `[T, Hq, Dv]`."""
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("ragcache_forward", default=None)
@@ -80,7 +85,7 @@ def paged_attention(
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     options["attention_mask"] = attention_mask
-    return context.attend(module, q, k, v, spec, options)[None], None
+    return context.attend(AttentionCall(module, q, k, v, spec, options))[None], None
 
 
 AttentionInterface.register(NAME, paged_attention)

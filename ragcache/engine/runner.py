@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from ragcache_kernels.interface import AttentionBackend, AttentionSpec
-from torch import Tensor, nn
+from ragcache_kernels.interface import AttentionBackend
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from ragcache.engine.attention import forward_context
+from ragcache.engine.attention import AttentionCall, forward_context
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.pool import KVPool
 
@@ -56,16 +56,8 @@ class _Step:
         self._backend = backend
         self._plan = plan
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spec: AttentionSpec,
-        options: dict[str, Any],
-    ) -> Tensor:
-        keys = self._pool.keys[module.layer_idx]  # type: ignore[index]
-        values = self._pool.values[module.layer_idx]  # type: ignore[index]
-        self._backend.write_kv(key, value, keys, values, self._plan)
-        return self._backend.attend(query, keys, values, self._plan, spec)
+    def attend(self, call: AttentionCall) -> Tensor:
+        layer = call.module.layer_idx
+        keys, values = self._pool.keys[layer], self._pool.values[layer]  # type: ignore[index]
+        self._backend.write_kv(call.key, call.value, keys, values, self._plan)
+        return self._backend.attend(call.query, keys, values, self._plan, call.spec)

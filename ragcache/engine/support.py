@@ -8,14 +8,12 @@ biases, encoders) would run and be silently wrong, so it is refused with the rea
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
-from ragcache_kernels.interface import AttentionSpec
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ragcache.engine.attention import NAME, forward_context
+from ragcache.engine.attention import NAME, AttentionCall, forward_context
 from ragcache.engine.pool import LayerShape
 from ragcache.errors import UnsupportedModel
 
@@ -66,8 +64,11 @@ def prepare_model(model: PreTrainedModel) -> list[LayerShape]:
         UnsupportedModel: when answers on the paged cache could be wrong.
     """
     check_config(model.config)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    parameters = inspect.signature(model.forward).parameters
+    if "position_ids" not in parameters:
         raise _refusal(model.config, "it counts positions by itself")
+    if "logits_to_keep" not in parameters:
+        raise _refusal(model.config, "it cannot give logits of chosen tokens")
     model.set_attn_implementation(NAME)
     for config in (model.config, model.config.get_text_config()):
         if config._attn_implementation != NAME:
@@ -90,26 +91,18 @@ class _Probe:
         self._config = config
         self._layers: dict[int, LayerShape] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spec: AttentionSpec,
-        options: dict[str, Any],
-    ) -> Tensor:
-        index = getattr(module, "layer_idx", None)
+    def attend(self, call: AttentionCall) -> Tensor:
+        index = getattr(call.module, "layer_idx", None)
         if not isinstance(index, int) or index in self._layers:
             raise _refusal(self._config, "its attention layers are not numbered one by one")
-        if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+        if not getattr(call.module, "is_causal", True) or call.options.get("is_causal") is False:
             raise _refusal(self._config, "its attention is not causal")
-        for name, option in options.items():
+        for name, option in call.options.items():
             if option is not None and name not in HARMLESS_OPTIONS:
                 raise _refusal(self._config, f"it passes {name!r} to its attention")
-        self._layers[index] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self._layers[index] = LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])
         # One token attends to itself alone, so the result is its value.
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
     def layers(self) -> list[LayerShape]:
         expected = self._config.get_text_config().num_hidden_layers

@@ -223,12 +223,41 @@ async def test_extreme_input_is_served(url, name):
     assert (await post(url, {}))[0] == 200
 
 
+async def stats_of(http, url):
+    async with http.get(f"{url}/cache/stats") as response:
+        return await response.json()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.5])
+async def test_a_client_that_leaves_stops_its_generation(url, stream, delay):
+    body = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": conversation(f"Tell a long story about {stream} and {delay}."),
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    async with aiohttp.ClientSession() as http:
+        request = asyncio.ensure_future(http.post(f"{url}/v1/chat/completions", json=body))
+        while (await stats_of(http, url))["running"] == 0:
+            assert not request.done() or stream
+        await asyncio.sleep(delay)
+        if request.done():
+            request.result().close()
+        else:
+            request.cancel()
+        async with asyncio.timeout(30):  # 4,000 tokens would take minutes
+            while (stats := await stats_of(http, url))["running"] + stats["waiting"]:
+                await asyncio.sleep(0.05)
+    assert stats["pool"]["held"] == 0
+
+
 async def test_metrics_and_stats_add_up(url, client):
     async with aiohttp.ClientSession() as http:
 
         async def read():
-            async with http.get(f"{url}/cache/stats") as response:
-                stats = await response.json()
+            stats = await stats_of(http, url)
             async with http.get(f"{url}/metrics") as response:
                 lines = (await response.text()).splitlines()
             names = ("prompt_tokens", "prefix_cache_query_tokens", "prefix_cache_hit_tokens")
