@@ -45,7 +45,7 @@ def load_serving(settings: ServeSettings) -> Serving:
     log.info("loading the tokenizer of %s", source.name)
     tokenizer = TokenizerPool(load_tokenizer(source.location))
     served = _describe(model, source, settings, num_blocks)
-    log.info("ready: %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
+    log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
     return Serving(served, tokenizer, start_engine(runner, num_blocks, settings))
 
 

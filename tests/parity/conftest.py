@@ -157,7 +157,7 @@ class Pair:
         max_running: int = 8,
         share: bool = True,
     ) -> RecordingEngine:
-        pool = KVPool(self.layers, num_blocks, BLOCK, torch.float32, torch.device("cpu"))
+        pool = KVPool(self.layers, num_blocks, BLOCK, self.plain.dtype, torch.device("cpu"))
         for tensor in pool.tensors:
             tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
         cache = PrefixCache(num_blocks, BLOCK, share=share)
@@ -192,7 +192,7 @@ class Pair:
             context.append(int(self.reference(context)[-1].argmax()))
         return context[len(prompt) :]
 
-    def check_logits(self, engine: RecordingEngine) -> None:
+    def check_logits(self, engine: RecordingEngine, tolerance: float = 1e-4) -> None:
         """Compare everything that the engine sampled from with the plain model."""
         assert engine.logits
         reference: dict[tuple[int, ...], Tensor] = {}
@@ -202,7 +202,7 @@ class Pair:
                 reference |= {tuple(context[: i + 1]): row for i, row in enumerate(rows)}
             expected = reference[tuple(context)]
             assert expected.std() > 0.05  # a flat answer would prove nothing
-            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance)
         engine.logits.clear()
 
 
@@ -221,8 +221,18 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.fixture(scope="session")
-def llama() -> Pair:
-    return Pair(build("llama", ARCHITECTURES["llama"]))
+def make_pair():
+    """One of the architectures in a given dtype."""
+
+    def make(name: str, dtype: torch.dtype = torch.float32) -> Pair:
+        return Pair(build(name, ARCHITECTURES[name]).to(dtype))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def llama(make_pair) -> Pair:
+    return make_pair("llama")
 
 
 @pytest.fixture(scope="session")
