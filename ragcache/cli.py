@@ -66,8 +66,8 @@ class Ragcache(BaseSettings):
 
 def main() -> None:
     """The console script; exits with 2 for a wrong option, with 1 for a failure later on."""
-    # Before torch is imported: its threads wait for each other asleep. Spinning, the default, is
-    # no faster on an idle machine, and several times slower as soon as anything else runs.
+    # Before torch is imported: its threads wait for each other asleep. Spinning, the default, gains
+    # some percent on an idle machine and is several times slower as soon as anything else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         CliApp.run(Ragcache)
@@ -77,6 +77,8 @@ def main() -> None:
         sys.exit(_complain(str(error), status=2))
     except RagcacheError as error:
         sys.exit(_complain(str(error), status=1))
+    except KeyboardInterrupt:  # a second one, while the first is ending the work
+        sys.exit(130)
 
 
 async def _serve(settings: ServeSettings) -> None:

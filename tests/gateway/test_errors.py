@@ -250,14 +250,15 @@ async def test_the_clients_typed_errors_are_raised(client, serving):
     assert "prompt is too long" in caught.value.message
     with pytest.raises(openai.NotFoundError):
         await ask(model="gpt-99")
-    serving.script.refuse = Overloaded("the queue is full", retry_after=7)
+    serving.script.refuse = Overloaded("the queue is full")
     with pytest.raises(openai.RateLimitError) as caught:
         await ask()
-    assert caught.value.response.headers["Retry-After"] == "7"
+    assert caught.value.response.headers["Retry-After"] == "1"
     serving.script.refuse = EngineUnavailable("the engine died")
     with pytest.raises(openai.InternalServerError) as caught:
         await ask()
     assert caught.value.status_code == 503
+    assert caught.value.response.headers["Retry-After"] == "5"
 
 
 async def test_a_bug_is_500_without_details_and_logged_with_them(client, serving, errors_logged):
