@@ -134,6 +134,19 @@ async def test_a_prompt_without_room_for_output_is_refused_with_both_numbers(ser
     assert serving.stats().query_tokens == 0
 
 
+async def test_a_prompt_that_can_never_fit_the_pool_is_refused_and_others_go_on(tokenizer, runner):
+    client = start_engine(runner, BLOCKS, ServeSettings())
+    model = ServedModel(("m",), 10**6, BLOCKS * BLOCK, VOCAB, frozenset(), "fingerprint")
+    serving = Serving(model, tokenizer, client)
+    running = await serving.start(request(max_tokens=40))
+    for prompt in (tuple([5] * BLOCKS * BLOCK), "word " * 3000):
+        with pytest.raises(ContextLengthExceeded, match=str(BLOCKS * BLOCK)):
+            await serving.start(request(prompt, "huge"))
+    assert [delta async for delta in running][-1].finish_reason == FinishReason.LENGTH
+    assert running.usage.completion_tokens == 40
+    client.engine.stop()
+
+
 async def test_output_is_clamped_to_the_room_that_is_left(serving):
     generation, _ = await answer(serving, request(tuple([5] * (LIMIT - 3)), max_tokens=None))
     assert generation.usage.completion_tokens == 3
