@@ -1,6 +1,7 @@
 """From messages to text, over an engine whose model has no weights."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -200,3 +201,20 @@ async def test_more_requests_than_the_queue_holds_are_refused(serving):
     for generation in started:
         await generation.aclose()
     await answer(serving, request(name="later"))
+
+
+async def test_an_engine_that_hangs_in_its_first_step_is_not_ready(serving, runner, monkeypatch):
+    assert serving.ready() is None
+    go_on, run = threading.Event(), runner.run
+    runner.run = lambda batch: go_on.wait(60) and run(batch)
+    monkeypatch.setattr("ragcache.serving.STALLED_AFTER", 0.05)
+    try:
+        generation = await serving.start(request(max_tokens=1))
+        async with asyncio.timeout(30):
+            while serving.ready() is None:
+                await asyncio.sleep(0.01)
+        assert "no step for" in serving.ready()
+    finally:
+        go_on.set()
+    assert [delta async for delta in generation][-1].finish_reason == FinishReason.LENGTH
+    assert serving.ready() is None

@@ -127,6 +127,11 @@ class Engine:
             self._check()
             command = self._inbox.get()
         command()
+        self._show_progress()  # before the first step: it may be a long one, or hang
+
+    def _show_progress(self) -> None:
+        self.progressed_at = time.monotonic()
+        self.stats = self._snapshot()
 
     def _check(self) -> None:
         try:
@@ -135,8 +140,7 @@ class Engine:
             log.exception("the accounting of KV blocks is wrong; please report this")
 
     def _flush(self) -> None:
-        self.progressed_at = time.monotonic()
-        self.stats = self._snapshot()
+        self._show_progress()
         events, self._events = self._events, []
         if events:
             self._sink.deliver(events)
