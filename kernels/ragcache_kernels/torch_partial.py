@@ -28,7 +28,8 @@ def attend_partial(
     to the scores. Every query must see a key. Of `spec`, `scale` and `softcap` apply.
     """
     if query.device.type == "cpu" and spec.softcap is None and key.shape[-1] == value.shape[-1]:
-        return _flash(query, key, value, spec, causal, mask)
+        out, lse = _cpu_flash(query, key, value, 0.0, causal, attn_mask=mask, scale=spec.scale)
+        return out, lse
     return _matmul(query, key, value, spec, causal, mask)
 
 
@@ -36,18 +37,6 @@ def merge(one: Partial, other: Partial) -> Partial:
     """Results of the same queries over two sets of keys, as one result over both."""
     weight = torch.sigmoid(other[1] - one[1]).unsqueeze(-1)
     return one[0].lerp(other[0], weight), torch.logaddexp(one[1], other[1])
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spec: AttentionSpec,
-    causal: bool,
-    mask: Tensor | None,
-) -> Partial:
-    out, lse = _cpu_flash(query, key, value, 0.0, causal, attn_mask=mask, scale=spec.scale)
-    return out, lse
 
 
 def _matmul(

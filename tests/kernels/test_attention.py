@@ -228,7 +228,7 @@ def test_where_the_blocks_lie_changes_nothing(backend: Backend) -> None:
 
 
 def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(backend: Backend) -> None:
-    shape, spec = Shape(), Shape().spec(window=21)
+    shape = Shape()
     for spec in (shape.spec(), shape.spec(window=21)):
         together = attend(backend, make_step(shape, MIXED), spec)
         alone = [
