@@ -248,8 +248,8 @@ class Delta:
     index: int
     text: str = ""
     logprobs: tuple[TextLogprob, ...] = ()
-    calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
+    calls: tuple[ToolCall, ...] = ()
     stop: str | None = None
 
 
