@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ from ragcache.types import (
     ChatPrompt,
     Delta,
     EngineStats,
+    Explanation,
     FinishReason,
     GenerateRequest,
+    Message,
     PoolCounts,
     TextLogprob,
     Usage,
@@ -32,7 +35,10 @@ class Script:
     """What the fake model says, and when."""
 
     pieces: tuple[str, ...] = TEXT
+    deltas: tuple[Delta, ...] | None = None  # said as they are, instead of the pieces
     cached_tokens: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
+    explanation: Explanation | None = None
     pause: float = 0.0  # seconds between two steps
     queued: asyncio.Event | None = None  # set to let the request out of the queue
     refuse: Exception | None = None  # raised by start
@@ -41,9 +47,18 @@ class Script:
 
 
 def words(prompt: ChatPrompt | str | tuple[int, ...]) -> int:
+    """The fake model's tokens: words, and one for each message."""
     if isinstance(prompt, ChatPrompt):
-        return sum(1 + len(message.content.split()) for message in prompt.messages)
+        return sum(map(_message_words, prompt.messages)) + _json_words(*prompt.tools)
     return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+def _message_words(message: Message) -> int:
+    return 1 + len(message.content.split()) + _json_words(*message.tool_calls)
+
+
+def _json_words(*values: Mapping[str, object]) -> int:
+    return sum(len(json.dumps(value).split()) for value in values)
 
 
 class FakeGeneration:
@@ -51,39 +66,49 @@ class FakeGeneration:
         self.id = request.id
         self.request = request
         self.prompt_tokens = words(request.prompt)
+        self.explanation: Explanation | None = None
         self.closed = 0
         self.ended = False
         self._owner = owner
         self._script = owner.script
         self._cached = 0
+        self._written: Mapping[str, int] = {}
         self._completion = 0
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self._cached, self._completion)
+        return Usage(self.prompt_tokens, self._cached, self._completion, self._written)
 
     async def aclose(self) -> None:
         self.closed += 1
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        script, sampling = self._script, self.request.sampling
+        script = self._script
         if script.queued is not None:
             await script.queued.wait()
-        self._cached = script.cached_tokens
+        self._cached, self._written = script.cached_tokens, script.written
+        self.explanation = script.explanation
         self._owner.query_tokens += self.prompt_tokens
         self._owner.hit_tokens += self._cached
-        said = script.pieces[: sampling.max_tokens]
-        for step, piece in enumerate(said):
+        for step, deltas in enumerate(self._steps()):
             if step == script.fail_after:
                 raise script.failure
             await asyncio.sleep(script.pause)
-            for index in range(sampling.n):
-                self._completion += 1
-                yield Delta(index, piece, self._logprobs(piece))
-        reason = FinishReason.LENGTH if len(said) < len(script.pieces) else FinishReason.STOP
-        for index in range(sampling.n):
-            yield Delta(index, finish_reason=reason)
+            for delta in deltas:
+                self._completion += bool(delta.text or delta.calls)
+                yield delta
         self.ended = True
+
+    def _steps(self) -> Iterator[list[Delta]]:
+        script, sampling = self._script, self.request.sampling
+        if script.deltas is not None:
+            yield from ([delta] for delta in script.deltas)
+            return
+        said = script.pieces[: sampling.max_tokens]
+        for piece in said:
+            yield [Delta(index, piece, self._logprobs(piece)) for index in range(sampling.n)]
+        reason = FinishReason.LENGTH if len(said) < len(script.pieces) else FinishReason.STOP
+        yield [Delta(index, finish_reason=reason) for index in range(sampling.n)]
 
     def _logprobs(self, piece: str) -> tuple[TextLogprob, ...]:
         if (wanted := self.request.sampling.logprobs) is None:
@@ -103,6 +128,7 @@ class FakeServing:
         self.query_tokens = 0
         self.hit_tokens = 0
         self.held = 0
+        self.dropped: list[str] = []  # tenants
         self.not_ready: str | None = None
 
     async def start(self, request: GenerateRequest) -> FakeGeneration:
@@ -116,6 +142,9 @@ class FakeServing:
                     raise InvalidRequest("lone surrogate", param="messages")
         self.generations.append(FakeGeneration(self, request))
         return self.generations[-1]
+
+    async def count_tokens(self, prompt: ChatPrompt) -> int:
+        return words(prompt)
 
     def ready(self) -> str | None:
         return self.not_ready
@@ -135,6 +164,9 @@ class FakeServing:
 
     async def reset_cache(self) -> bool:
         return not self.held
+
+    async def drop_cache(self, tenant: str) -> None:
+        self.dropped.append(tenant)
 
 
 @pytest.fixture
