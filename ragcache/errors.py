@@ -9,7 +9,6 @@ RagcacheError
     ├── Unauthorized             401
     ├── NotFound                 404
     │   └── ModelNotFound
-    ├── Conflict                 409, not while requests are running
     ├── Overloaded               429, the queue is full
     ├── GenerationFailed         500, the model could not answer this one
     └── EngineUnavailable        503, still loading, or the engine has stopped
@@ -78,12 +77,6 @@ class ModelNotFound(NotFound):
     """The request names a model that is not served here."""
 
     default_code = "model_not_found"
-
-
-class Conflict(RequestError):
-    """The request cannot be served in the present state of the cache."""
-
-    status = 409
 
 
 class Overloaded(RequestError):

@@ -8,7 +8,7 @@ request. No label carries anything that a client chose.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Protocol
@@ -48,7 +48,7 @@ class Source(Protocol):
 
 
 class HitRate:
-    """The share of prompt tokens that came from the cache, over sliding windows.
+    """The share of prompt tokens that came from the cache, in all and over sliding windows.
 
     One bucket per second in which something was admitted, none older than the longest window.
     """
@@ -56,11 +56,15 @@ class HitRate:
     longest = 300
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.query_tokens = 0
+        self.hit_tokens = 0
         self._clock = clock
         self._buckets: deque[tuple[int, int, int]] = deque()  # second, query tokens, hit tokens
 
     def add(self, query_tokens: int, hit_tokens: int) -> None:
         """Count one admitted prompt."""
+        self.query_tokens += query_tokens
+        self.hit_tokens += hit_tokens
         now = int(self._clock())
         if self._buckets and self._buckets[-1][0] == now:
             _, queried, hit = self._buckets.pop()
@@ -68,6 +72,11 @@ class HitRate:
         self._buckets.append((now, query_tokens, hit_tokens))
         while self._buckets[0][0] <= now - self.longest:
             self._buckets.popleft()
+
+    @property
+    def total(self) -> float | None:
+        """Hit tokens / query tokens since the start; None without a prompt."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else None
 
     def over(self, seconds: int) -> float | None:
         """Hit tokens / query tokens of the last `seconds` (≤ 300); None without a prompt."""
@@ -103,6 +112,7 @@ class EngineCollector(Collector):
             ("requests_running", "Requests that hold KV blocks", stats.running),
             ("requests_waiting", "Requests in the queue", stats.waiting),
             ("kv_usage_ratio", "Held blocks / all blocks", pool.held / max(pool.total, 1)),
+            ("kv_blocks_retained", "KV blocks that a breakpoint keeps", stats.retained),
         ):
             gauge = GaugeMetricFamily(f"ragcache_{name}", text, labels=["model_name"])
             gauge.add_metric(model, value)
@@ -141,7 +151,7 @@ class Metrics:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.hit_rate = HitRate()
+        self.hit_rates: defaultdict[str, HitRate] = defaultdict(HitRate)  # by tenant
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(source))
         Info("ragcache_build", "The running version", registry=self._registry).info(
@@ -152,6 +162,18 @@ class Metrics:
         )
         self.errors = self._counter("request_errors", "Failed requests", "api", "error_type")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.miss_reasons = self._counter(
+            "cache_miss_reason", "Prompts that missed something, by why", "reason"
+        )
+        self.lost_tokens = self._counter(
+            "cache_lost_tokens", "Prompt tokens that would have been hits otherwise", "reason"
+        )
+        self.write_tokens = self._counter(
+            "cache_write_tokens", "Tokens newly cached up to breakpoints", "ttl"
+        )
+        self.breakpoints = self._counter(
+            "cache_breakpoints", "Cache markers of requests", "origin", "outcome"
+        )
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to the first token", _FIRST, "cache"
         )

@@ -36,6 +36,7 @@ ROUTES = (
     web.get("/ready", operations.ready),
     web.get("/metrics", operations.metrics),
     web.get("/cache/stats", operations.cache_stats),
+    web.get("/cache/explain/{id}", operations.cache_explain),
     web.post("/cache/reset", operations.cache_reset),
     web.post("/reset_prefix_cache", operations.cache_reset),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragcache.gateway.meter import GenerationMeter, RequestMeter
-from ragcache.types import Delta, GenerateRequest, Usage
+from ragcache.types import Delta, Explanation, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from ragcache.serving import Generation, Serving
@@ -29,7 +30,7 @@ async def exchange(
             generations.append(await serving.start(request))
             stack.push_async_callback(generations[-1].aclose)
         block_size = serving.stats().block_size
-        meters = [GenerationMeter(meter, block_size) for _ in generations]
+        meters = [GenerationMeter(meter, block_size, request.tenant) for request in requests]
         merged = Exchange(generations, meters, requests[0].sampling.n)
         stack.push_async_callback(merged.stop)
         yield merged
@@ -54,11 +55,30 @@ class Exchange:
     def usage(self) -> Usage:
         """The sum over the prompts, each counted once whatever n is."""
         usages = [generation.usage for generation in self._generations]
+        written: Counter[str] = Counter()
+        for usage in usages:
+            written.update(usage.written)
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in usages),
             cached_tokens=sum(usage.cached_tokens for usage in usages),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
+            written=dict(written),
         )
+
+    @property
+    def explanations(self) -> list[Explanation | None]:
+        """One for each prompt, known from `admitted` on; None with prefix caching off."""
+        return [generation.explanation for generation in self._generations]
+
+    async def admitted(self, patience: float) -> bool:
+        """Whether, within `patience` seconds, every prompt's hit is known or its end has come."""
+        try:
+            async with asyncio.timeout(patience):
+                for generation in self._generations:
+                    await generation.admitted.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def batches(self, patience: float | None = None) -> AsyncIterator[list[Delta]]:
         """Yield the deltas that are ready together, or an empty list after `patience` seconds.
@@ -95,7 +115,7 @@ class Exchange:
     async def _pump(self, generation: Generation, meter: GenerationMeter, offset: int) -> None:
         try:
             async for delta in generation:
-                meter.delta(delta, generation.usage)
+                meter.delta(delta, generation)
                 self._arrived.put_nowait(replace(delta, index=offset + delta.index))
             self._arrived.put_nowait(None)
         except Exception as error:

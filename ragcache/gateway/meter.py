@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
 from ragcache.metrics import Metrics
-from ragcache.types import Delta, FinishReason, Usage
+from ragcache.types import Delta, Explanation, FinishReason, MissReason, Usage
+
+if TYPE_CHECKING:
+    from ragcache.serving import Generation
 
 METRICS = web.AppKey("metrics", Metrics)
 
@@ -59,34 +62,37 @@ class RequestMeter:
             return 499, FinishReason.ABORT
         if failure is not None:
             return getattr(failure, "status", 500), "error"
-        cut = FinishReason.LENGTH in self._reasons
-        return 200, FinishReason.LENGTH if cut else FinishReason.STOP
+        for reason in (FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TOOL_CALLS):
+            if reason in self._reasons:
+                return 200, reason
+        return 200, FinishReason.STOP
 
 
 METER = web.RequestKey("meter", RequestMeter)
 
 
 class GenerationMeter:
-    """Measures one generation of a request: its first token, its pace, its tokens."""
+    """Measures one generation of a request: its hit, its first token, its pace, its tokens."""
 
-    def __init__(self, request: RequestMeter, block_size: int) -> None:
+    def __init__(self, request: RequestMeter, block_size: int, tenant: str) -> None:
         self._request = request
         self._metrics = request.metrics
         self._model = request.metrics.source.model_name
         self._block_size = block_size
+        self._tenant = tenant
         self._tokens = 0
         self._last: dict[int, float] = {}  # choice → when its last piece came
 
-    def delta(self, delta: Delta, usage: Usage) -> None:
-        """Count one delta; `usage` is the generation's at that moment."""
+    def delta(self, delta: Delta, generation: Generation) -> None:
+        """Count one delta of `generation`."""
         now = time.perf_counter()
         if not self._last:
-            self._first(now, usage)
+            self._first(now, generation)
         elif delta.text and delta.index in self._last:
             gap = now - self._last[delta.index]
             self._metrics.inter_token_latency.labels(self._model).observe(gap)
         self._last[delta.index] = now
-        self._count(usage)
+        self._count(generation.usage)
         if delta.finish_reason is not None:
             self._request.finished(delta.finish_reason)
 
@@ -96,14 +102,26 @@ class GenerationMeter:
         tokens = self._metrics.request_generation_tokens
         tokens.labels(self._model).observe(usage.completion_tokens)
 
-    def _first(self, now: float, usage: Usage) -> None:
-        metrics, model = self._metrics, self._model
+    def _first(self, now: float, generation: Generation) -> None:
+        metrics, model, usage = self._metrics, self._model, generation.usage
         cache = self._cache(usage)
         metrics.time_to_first_token.labels(model, cache).observe(now - self._request.arrival)
         metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
         metrics.uncached_prompt_tokens.labels(model).observe(uncached)
-        metrics.hit_rate.add(usage.prompt_tokens, usage.cached_tokens)
+        metrics.hit_rates[self._tenant].add(usage.prompt_tokens, usage.cached_tokens)
+        self._explained(generation)
+
+    def _explained(self, generation: Generation) -> None:
+        metrics, model = self._metrics, self._model
+        for ttl, tokens in generation.usage.written.items():
+            metrics.write_tokens.labels(model, ttl).inc(tokens)
+        for origin, outcome in generation.breakpoint_outcomes():
+            metrics.breakpoints.labels(model, origin, outcome).inc()
+        if (why := generation.explanation) is not None and why.reason is not None:
+            reason = _label(why)
+            metrics.miss_reasons.labels(model, reason).inc()
+            metrics.lost_tokens.labels(model, reason).inc(why.lost_tokens)
 
     def _cache(self, usage: Usage) -> str:
         """`hit` when every whole block in front of the last prompt token was found."""
@@ -116,3 +134,10 @@ class GenerationMeter:
         fresh = usage.completion_tokens - self._tokens
         self._metrics.generation_tokens.labels(self._model).inc(fresh)
         self._tokens = usage.completion_tokens
+
+
+def _label(why: Explanation) -> str:
+    """The reason; of a change, what changed: tools, system, messages."""
+    if why.reason is MissReason.CHANGED and why.segment is not None:
+        return why.segment.partition(".")[0]
+    return str(why.reason)

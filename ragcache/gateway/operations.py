@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
 
-from ragcache.errors import Conflict
 from ragcache.gateway.backend import BACKEND
+from ragcache.gateway.explain_format import explanation_body
 from ragcache.gateway.meter import METRICS
+from ragcache.gateway.tenants import TENANT
+from ragcache.types import EngineStats
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
@@ -64,36 +66,53 @@ def _model(serving: Serving, name: str) -> dict[str, Any]:
 
 
 async def cache_stats(request: web.Request) -> web.Response:
-    """GET /cache/stats: how much of the prompts came from the cache, and what the pool holds."""
+    """GET /cache/stats: how much of the caller's prompts came from the cache.
+
+    Without API keys everything is the caller's, and the state of pool and engine is shown too.
+    """
     stats = request.app[BACKEND].serving.stats()
-    windows = request.app[METRICS].hit_rate
-    total = stats.hit_tokens / stats.query_tokens if stats.query_tokens else None
+    hits = request.app[METRICS].hit_rates[request[TENANT]]
+    body = {
+        "hit_rate": {"1m": hits.over(60), "5m": hits.over(300), "total": hits.total},
+        "tokens": {"query": hits.query_tokens, "hit": hits.hit_tokens},
+        "block_size": stats.block_size,
+    }
+    if not request[TENANT]:
+        body |= _engine(stats)
+    return web.json_response(body)
+
+
+def _engine(stats: EngineStats) -> dict[str, Any]:
     pool = stats.pool
-    return web.json_response(
-        {
-            "hit_rate": {"1m": windows.over(60), "5m": windows.over(300), "total": total},
-            "tokens": {
-                "query": stats.query_tokens,
-                "hit": stats.hit_tokens,
-                "computed": stats.computed_tokens,
-            },
-            "pool": {
-                "free": pool.free,
-                "cached": pool.cached,
-                "held": pool.held,
-                "total": pool.total,
-            },
-            "block_size": stats.block_size,
-            "evictions": stats.evictions,
-            "preemptions": stats.preemptions,
-            "running": stats.running,
-            "waiting": stats.waiting,
-        }
-    )
+    return {
+        "pool": {
+            "free": pool.free,
+            "cached": pool.cached,
+            "held": pool.held,
+            "total": pool.total,
+            "retained": stats.retained,
+        },
+        "computed_tokens": stats.computed_tokens,
+        "evictions": stats.evictions,
+        "preemptions": stats.preemptions,
+        "running": stats.running,
+        "waiting": stats.waiting,
+    }
+
+
+async def cache_explain(request: web.Request) -> web.Response:
+    """GET /cache/explain/{id}: why the prompt behind a response hit as far as it did."""
+    serving = request.app[BACKEND].serving
+    response_id = request.match_info["id"]
+    explanation = serving.explanation(response_id, request[TENANT])
+    body = explanation_body(explanation, serving.stats().block_size)
+    return web.json_response({"id": response_id, **body})
 
 
 async def cache_reset(request: web.Request) -> web.Response:
-    """POST /cache/reset: forget every cached block; 409 while a request holds some."""
-    if not await request.app[BACKEND].serving.reset_cache():
-        raise Conflict("blocks are held by running requests; try again when none is running")
-    return web.json_response({"reset": True})
+    """POST /cache/reset: forget all that is cached for the caller.
+
+    Requests that run keep their blocks, and publish no more.
+    """
+    dropped = await request.app[BACKEND].serving.drop_cache(request[TENANT])
+    return web.json_response({"reset": True, "blocks": dropped})

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from ragcache.errors import ContextLengthExceeded, InvalidRequest
+from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from ragcache.gateway.app import create_app, listening
 from ragcache.types import (
     ChatPrompt,
@@ -67,6 +67,7 @@ class FakeGeneration:
         self.request = request
         self.prompt_tokens = words(request.prompt)
         self.explanation: Explanation | None = None
+        self.admitted = asyncio.Event()
         self.closed = 0
         self.ended = False
         self._owner = owner
@@ -79,6 +80,12 @@ class FakeGeneration:
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self._cached, self._completion, self._written)
 
+    def breakpoint_outcomes(self) -> list[tuple[str, str]]:
+        if not isinstance(self.request.prompt, ChatPrompt):
+            return []
+        outcome = "hit" if self._cached else "miss"
+        return [(breakpoint.origin, outcome) for breakpoint in self.request.prompt.breakpoints]
+
     async def aclose(self) -> None:
         self.closed += 1
 
@@ -88,6 +95,7 @@ class FakeGeneration:
             await script.queued.wait()
         self._cached, self._written = script.cached_tokens, script.written
         self.explanation = script.explanation
+        self.admitted.set()
         self._owner.query_tokens += self.prompt_tokens
         self._owner.hit_tokens += self._cached
         for step, deltas in enumerate(self._steps()):
@@ -162,11 +170,15 @@ class FakeServing:
             computed_tokens=self.query_tokens - self.hit_tokens,
         )
 
-    async def reset_cache(self) -> bool:
-        return not self.held
-
-    async def drop_cache(self, tenant: str) -> None:
+    async def drop_cache(self, tenant: str) -> int:
         self.dropped.append(tenant)
+        return 7
+
+    def explanation(self, request_id: str, tenant: str) -> Explanation:
+        for generation in self.generations:
+            if (generation.id, generation.request.tenant) == (request_id, tenant):
+                return generation.explanation
+        raise NotFound(f"no recent request {request_id!r}")
 
 
 @pytest.fixture

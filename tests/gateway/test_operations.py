@@ -9,6 +9,7 @@ from openai import AsyncOpenAI
 
 from ragcache.errors import ConfigError
 from ragcache.metrics import HitRate
+from ragcache.types import Explanation, MissReason
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}]}
 
@@ -80,8 +81,9 @@ async def test_cache_stats_tell_hit_rates_tokens_and_blocks(url, client, serving
     await client.chat.completions.create(**ASK)
     stats = (await get(url, "/cache/stats"))[1]
     assert stats["hit_rate"] == {"1m": 3 / 8, "5m": 3 / 8, "total": 3 / 8}
-    assert stats["tokens"] == {"query": 8, "hit": 3, "computed": 5}
-    assert stats["pool"] == {"free": 90, "cached": 10, "held": 0, "total": 100}
+    assert stats["tokens"] == {"query": 8, "hit": 3}
+    assert stats["pool"] == {"free": 90, "cached": 10, "held": 0, "total": 100, "retained": 0}
+    assert stats["computed_tokens"] == 5
     assert (stats["block_size"], stats["evictions"], stats["preemptions"]) == (4, 3, 1)
     assert (stats["running"], stats["waiting"]) == (0, 0)
 
@@ -107,12 +109,27 @@ def test_a_hit_rate_forgets_what_lies_outside_its_window():
 
 
 @pytest.mark.parametrize("path", ["/cache/reset", "/reset_prefix_cache"])
-async def test_a_reset_waits_for_nobody(url, serving, path):
-    assert await post(url, path) == (200, {"reset": True})
+async def test_a_reset_forgets_the_callers_cache_whatever_runs(url, serving, path):
     serving.held = 5
-    status, body = await post(url, path)
-    assert status == 409
-    assert "held" in body["error"]["message"]
+    assert await post(url, path) == (200, {"reset": True, "blocks": 7})
+    assert serving.dropped == [""]
+
+
+async def test_a_tenant_sees_and_resets_only_its_own_cache(start, serving):
+    url = await start(api_keys=["key-one", "key-two"])
+    one, two = {"x-api-key": "key-one"}, {"x-api-key": "key-two"}
+    serving.script.explanation = Explanation(4, 0, MissReason.COLD)
+    _, answer = await post(url, "/v1/chat/completions", json=ASK, headers=one)
+    mine = (await get(url, "/cache/stats", headers=one))[1]
+    assert mine["tokens"] == {"query": 4, "hit": 0}
+    assert "pool" not in mine
+    assert (await get(url, "/cache/stats", headers=two))[1]["tokens"] == {"query": 0, "hit": 0}
+    path = f"/cache/explain/{answer['id']}"
+    status, body = await get(url, path, headers=one)
+    assert (status, body["id"], body["reason"]) == (200, answer["id"], "cold")
+    assert (await get(url, path, headers=two))[0] == 404
+    await post(url, "/cache/reset", headers=one)
+    assert serving.dropped == [serving.generations[0].request.tenant]
 
 
 async def test_keys_open_the_api_and_name_the_tenant(start, serving, caplog):

@@ -1,0 +1,13 @@
+"""Why a prompt hit as far as it did, as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ragcache.types import Explanation
+
+
+def explanation_body(explanation: Explanation, block_size: int) -> dict[str, Any]:
+    """The fields of `Explanation`, and the tokens of a block: nothing smaller is ever shared."""
+    return {**asdict(explanation), "block_size": block_size}
