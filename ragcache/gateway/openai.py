@@ -10,17 +10,16 @@ from aiohttp import web
 from ragcache.gateway.backend import BACKEND
 from ragcache.gateway.bodies import read_body
 from ragcache.gateway.exchange import Exchange, exchange
+from ragcache.gateway.explain_format import explanation_body
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
 from ragcache.gateway.middleware import REQUEST_ID
+from ragcache.gateway.openai_fields import CompletionFields
 from ragcache.gateway.openai_format import ChatReply, Choice, Reply, TextReply
-from ragcache.gateway.openai_schema import (
-    ChatCompletionRequest,
-    CompletionFields,
-    CompletionRequest,
-)
+from ragcache.gateway.openai_schema import ChatCompletionRequest, CompletionRequest
 from ragcache.gateway.sse import KEEP_ALIVE, EventStream
 from ragcache.gateway.tenants import TENANT
+from ragcache.types import Explanation
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -43,9 +42,17 @@ async def _answer(
     reply = reply_type(body.model, include_usage=body.include_usage)
     requests = body.requests(reply.id, request[TENANT])
     async with exchange(serving, requests, request[METER]) as deltas:
+        if body.ragcache.explain:
+            block_size = serving.stats().block_size
+            reply.extension = lambda: _explained(deltas.explanations[0], block_size)
         if body.stream:
             return await _stream(request, deltas, reply)
         return web.json_response(await _whole(deltas, reply), dumps=_dumps)
+
+
+def _explained(explanation: Explanation | None, block_size: int) -> dict[str, Any]:
+    """The answer's `ragcache`, null with prefix caching off."""
+    return {"ragcache": explanation and explanation_body(explanation, block_size)}
 
 
 async def _whole(deltas: Exchange, reply: Reply) -> dict[str, Any]:

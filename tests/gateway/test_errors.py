@@ -23,7 +23,11 @@ def message(**changes):
     return chat(messages=[{**USER, **changes}])
 
 
+TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+FILE = {"type": "file", "file": {"file_id": "f"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 BAD_CHAT = [
     (chat(messages=[]), "messages"),
@@ -36,15 +40,21 @@ BAD_CHAT = [
     (message(role="robot"), "messages[0].role"),
     (message(content=5), "messages[0].content"),
     (message(content=None), "messages[0].content"),
-    (message(content=[IMAGE]), "messages[0].content"),
-    (message(content=[{"type": "text", "text": 5}]), "messages[0].content"),
+    (message(content=[TEXT, IMAGE]), "messages[0].content[1]"),
+    (message(content=[AUDIO]), "messages[0].content[0]"),
+    (message(content=[FILE]), "messages[0].content[0]"),
+    (message(content=["hi"]), "messages[0].content[0]"),
+    (message(content=[{"type": "text", "text": 5}]), "messages[0].content[0].text"),
+    (message(content=[{"type": "text"}]), "messages[0].content[0].text"),
+    (message(content=[{"text": "hi"}]), "messages[0].content[0].type"),
+    (message(content=[{"type": "refusal", "refusal": "no"}]), "messages[0].content"),
     (message(role="assistant", content=None), "messages[0].content"),
     (message(role="assistant", tool_calls="f()"), "messages[0].tool_calls"),
-    (chat(tools="search"), "tools"),
-    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
-    (chat(tool_choice="required"), "tool_choice"),
+    (message(role="tool"), "messages[0].tool_call_id"),
+    (message(role="assistant", audio={"id": "a"}), "messages[0].audio"),
+    (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
+    (message(tool_calls=[CALL]), "messages[0].tool_calls"),
     (chat(functions=[{"name": "f"}]), "functions"),
-    (chat(response_format={"type": "json_object"}), "response_format"),
     (chat(modalities=["text", "audio"]), "modalities"),
     (chat(audio={"voice": "alloy", "format": "wav"}), "audio"),
     (chat(web_search_options={}), "web_search_options"),
@@ -97,7 +107,11 @@ BAD_COMPLETIONS = [
     ({"prompt": [[1], ["a"]]}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": "x", "logprobs": 6}, "logprobs"),
-    ({"prompt": "x", "echo": True}, "echo"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "echo": "yes"}, "echo"),
+    ({"prompt": "x", "tools": [{}]}, "tools"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": ["x", "y"], "ragcache": {"explain": True}}, "ragcache.explain"),
     ({"prompt": "x", "suffix": "y"}, "suffix"),
     ({"prompt": "x", "best_of": 2}, "best_of"),
 ]
