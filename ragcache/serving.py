@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ragcache.engine.bridge import EngineClient, Subscription
 from ragcache.engine.request import Request
 from ragcache.errors import ContextLengthExceeded, InvalidRequest
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.stops import StopStrings
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.types import (
@@ -81,7 +81,7 @@ class Serving:
             request.id,
             tokens,
             self._resolve(request.sampling, len(tokens)),
-            namespace_name(self.model.fingerprint, request.tenant, request.cache_salt),
+            namespace_name(owner_name(self.model.fingerprint, request.tenant), request.cache_salt),
             self.model.eos_token_ids,
         )
         return Generation(request, self._client.submit(engine_request), self._tokenizer)

@@ -17,14 +17,14 @@ from rich.table import Table
 
 from ragcache.bench.options import PrefixBench
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128 * 1024
 POOL_BLOCKS = (10_000, 100_000, 400_000)
 FILLER_TOKENS = 64 * BLOCK_SIZE  # one of the prompts that fill the pool beforehand
 MEAN_INPUT, MEAN_OUTPUT = 161, 338  # tokens, ShareGPT as reported in arXiv 2309.06180
-NAMESPACE = namespace_name("bench")
+NAMESPACE = namespace_name(owner_name("bench"))
 
 
 def run(_options: PrefixBench) -> dict[str, Any]:

@@ -8,14 +8,17 @@ structure that could disagree about where it is:
       > 0        held     held       lent to running requests
       = 0        cached   free       in the queue
 
-Free and cached blocks wait in one queue: free ones in front, cached ones behind, least recently
-used first. A hit unlinks a cached block; taking from the front evicts it. Both are O(1).
+Free and cached blocks wait in one queue: free ones in front, then the cached ones, least recently
+used first, and behind a mark those cached ones that a retention keeps, ordered in the same way. A
+hit unlinks a cached block; taking from the front evicts it. Both are O(1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+
+from ragcache.types import PoolCounts
 
 
 class Node:
@@ -32,7 +35,17 @@ class Node:
 class Block(Node):
     """One physical block; published, that is findable by later prompts, while `parent` is set."""
 
-    __slots__ = ("copies", "id", "name", "next", "prev", "ref_count")
+    __slots__ = (
+        "copies",
+        "id",
+        "keep_ttl",
+        "keep_until",
+        "name",
+        "next",
+        "prev",
+        "ref_count",
+        "retained_children",
+    )
 
     def __init__(self, block_id: int) -> None:
         super().__init__()
@@ -40,6 +53,9 @@ class Block(Node):
         self.name: bytes | None = None  # of a published block, once somebody asked
         self.ref_count = 0  # block tables it is in, plus `copies`
         self.copies = 0  # copies under way from or to it
+        self.keep_until = 0.0  # when its retention ends
+        self.keep_ttl = 0.0  # seconds it lasts from each read on; 0: not retained
+        self.retained_children = 0
         self.prev = self.next = self  # meaningful only in the queue
 
 
@@ -47,15 +63,17 @@ class BlockPool:
     """All physical blocks and the queue of those that nobody holds.
 
     A parent enters the queue after all its children: whoever holds a block holds its parents too
-    and releases them after it. Hence the front of the queue is always a leaf.
+    and releases them after it, and the parent of a retained block is retained. Hence the front of
+    the queue is always a leaf.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.free = num_blocks
         self.cached = 0
+        self._mark = Block(-1)  # retained blocks lie behind it
         self._end = Block(-1)  # closes the queue to a ring, so no link is ever missing
-        for before, after in pairwise([self._end, *self.blocks, self._end]):
+        for before, after in pairwise([self._end, *self.blocks, self._mark, self._end]):
             before.next, after.prev = after, before
 
     @property
@@ -63,11 +81,16 @@ class BlockPool:
         """Blocks that can be taken: free + cached."""
         return self.free + self.cached
 
+    def counts(self) -> PoolCounts:
+        """Count the blocks by state."""
+        return PoolCounts(self.free, self.cached, held=len(self.blocks) - self.available)
+
     def queue(self) -> Iterator[Block]:
         """Walk the queue from the front, the next block to be taken, to the back."""
         block = self._end.next
         while block is not self._end:
-            yield block
+            if block is not self._mark:
+                yield block
             block = block.next
 
     def take(self, count: int) -> list[Block]:
@@ -76,8 +99,11 @@ class BlockPool:
         Blocks that were cached come with `parent` still set: the caller forgets them.
         """
         taken = []
-        front = self._end.next
+        before, front = self._end, self._end.next
         for _ in range(count):
+            if front is self._mark:  # only retained blocks are left
+                before.next, front.prev = front, before
+                before, front = front, front.next
             taken.append(front)
             front.ref_count = 1
             if front.parent is None:
@@ -85,7 +111,7 @@ class BlockPool:
             else:
                 self.cached -= 1
             front = front.next
-        self._end.next, front.prev = front, self._end
+        before.next, front.prev = front, before
         return taken
 
     def hold(self, blocks: Iterable[Block]) -> None:
@@ -100,18 +126,25 @@ class BlockPool:
     def release(self, blocks: Iterable[Block]) -> None:
         """Remove one reference from each block, in this order; children come before parents.
 
-        At zero references a published block goes to the back of the queue, any other to the front.
+        At zero references a block goes to the back of the cached or of the retained ones, or, not
+        being published, to the front of all.
         """
-        end = self._end
         for block in blocks:
             block.ref_count -= 1
             if block.ref_count:
                 continue
             if block.parent is None:
-                before, after = end, end.next
+                before, after = self._end, self._end.next
                 self.free += 1
             else:
-                before, after = end.prev, end
+                after = self._end if block.keep_ttl else self._mark
+                before = after.prev
                 self.cached += 1
             block.prev, block.next = before, after
             before.next = after.prev = block
+
+    def requeue(self, blocks: Iterable[Block]) -> None:
+        """Move those that are in the queue to where they belong by now, children first."""
+        idle = [block for block in blocks if not block.ref_count]
+        self.hold(idle)
+        self.release(idle)

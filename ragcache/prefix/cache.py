@@ -7,14 +7,15 @@ The life of a request: `plan` → `admit` → (`grow` → `take_copies` → one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from ragcache.prefix import integrity
-from ragcache.prefix.blocks import Block, BlockPool, Node
-from ragcache.prefix.names import block_keys, block_name
-from ragcache.prefix.radix import RadixIndex
+from ragcache.prefix.blocks import Block
+from ragcache.prefix.copies import Copies
 from ragcache.prefix.rows import Plan, Row
+from ragcache.prefix.store import BlockStore
 from ragcache.types import PoolCounts
 
 
@@ -22,42 +23,59 @@ class PrefixCache:
     """Shares KV blocks between requests whose prompts begin alike, within a namespace.
 
     Token lists are kept by reference and may only be appended to while in use. With `share` off
-    nothing is ever published, hence nothing found: the control for every measurement.
+    nothing is ever published, hence nothing found: the control for every measurement. At most
+    `retain_share` of the blocks are retained; `clock` counts the seconds of their ttl.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, share: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        share: bool = True,
+        retain_share: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.block_size = block_size
-        self.evictions = 0  # cached blocks forgotten to make room, ever
         self.share = share
-        self._pool = BlockPool(num_blocks)
-        self._index = RadixIndex()
+        self._store = BlockStore(num_blocks, block_size, retain_share, clock)
+        self._pool = self._store.pool
+        self._retention = self._store.retention
         self._rows: dict[Hashable, Row] = {}
-        self._copies: list[tuple[Block, Block]] = []  # source, target; wait for the next step
-        self._copying: list[tuple[Block, Block]] = []  # handed to a step
+        self._copies = Copies(self._pool)
 
     @property
     def generation(self) -> int:
         """Moves when a block is published, evicted or dropped: older plans may have aged."""
-        return self._index.generation
+        return self._store.index.generation
 
     @property
     def available(self) -> int:
         """Blocks that a plan or a row can take now: free + cached."""
         return self._pool.available
 
+    @property
+    def evictions(self) -> int:
+        """Cached blocks forgotten to make room, ever."""
+        return self._store.evictions
+
+    @property
+    def retained(self) -> int:
+        """Blocks, held or cached, with a retention that has not been found to have run out."""
+        return self._retention.count
+
     def counts(self) -> PoolCounts:
         """Count the blocks by state."""
-        pool = self._pool
-        return PoolCounts(pool.free, pool.cached, held=len(pool.blocks) - pool.available)
+        return self._pool.counts()
 
-    def plan(self, tokens: Sequence[int], namespace: bytes) -> Plan:
+    def plan(self, tokens: Sequence[int], namespace: bytes, limit: int | None = None) -> Plan:
         """Match the longest published prefix of whole blocks; changes nothing.
 
-        At least one token is left to compute, so that there are logits to sample from.
-        `namespace` is a `namespace_name`.
+        At least one token is left to compute, so that there are logits to sample from. At most
+        `limit` tokens are hit, if given. `namespace` is a `namespace_name`.
         """
-        stop = max(len(tokens) - 1, 0) // self.block_size
-        hits = self._index.match(namespace, block_keys(tokens, 0, stop, self.block_size))
+        most = max(len(tokens) - 1, 0)
+        hits = self._store.match(namespace, tokens, most if limit is None else min(limit, most))
         return Plan(
             tokens,
             namespace,
@@ -65,33 +83,31 @@ class PrefixCache:
             hit_tokens=len(hits) * self.block_size,
             blocks_needed=self._blocks_needed(len(tokens), hits),
             generation=self.generation,
+            limit=limit,
         )
 
-    def admit(self, request_id: Hashable, plan: Plan) -> Row | None:
+    def admit(
+        self, request_id: Hashable, plan: Plan, publish_limit: int | None = None
+    ) -> Row | None:
         """Hold the hits and take the other blocks for all of `plan.tokens`, or change nothing.
 
-        A plan that has aged is made again, so `Row.hit_tokens` is what counts. Returns None where
-        too few blocks are available; raises ValueError for an id that is already running.
+        A plan that has aged is made again, so `Row.hit_tokens` is what counts. Of what the row
+        computes, only whole blocks among its first `publish_limit` tokens are published, if
+        given. Returns None where too few blocks are available; raises ValueError for an id that
+        is already running.
         """
         self._require_new(request_id)
+        self._retention.expire()
         if plan.generation != self.generation:
-            plan = self.plan(plan.tokens, plan.namespace)
+            plan = self.plan(plan.tokens, plan.namespace, plan.limit)
         num_tokens = len(plan.tokens)
         if self._blocks_needed(num_tokens, plan.hits) > self._pool.available:
             return None
         self._pool.hold(plan.hits)
+        self._retention.refresh(plan.hits)
         table = [block.id for block in plan.hits]
-        table += self._take(self._blocks(num_tokens) - len(table))
-        row = Row(
-            plan.tokens,
-            plan.namespace,
-            table,
-            hit_tokens=plan.hit_tokens,
-            num_tokens=num_tokens,
-            num_computed=plan.hit_tokens,
-            publishes=self.share,
-        )
-        self._rows[request_id] = row
+        table += self._store.take(self._blocks(num_tokens) - len(table))
+        row = self._rows[request_id] = Row.start(plan, table, publish_limit if self.share else 0)
         return row
 
     def grow(self, request_id: Hashable, num_tokens: int) -> bool:
@@ -103,13 +119,15 @@ class PrefixCache:
         row = self._rows[request_id]
         if num_tokens <= row.num_tokens:
             return True
+        self._retention.expire()
         shared = self._shared_tail(row)
         new = self._blocks(num_tokens) - len(row.table)
         if new + (shared is not None) > self._pool.available:
             return False
         if shared is not None:
-            self._copy_tail(row, shared)
-        row.table += self._take(new)
+            row.table[-1:] = self._store.take(1)  # our reference to the old one is the copy's
+            self._copies.add(shared, self._pool.blocks[row.table[-1]])
+        row.table += self._store.take(new)
         row.num_tokens = num_tokens
         return True
 
@@ -124,8 +142,10 @@ class PrefixCache:
         row = self._rows[request_id]
         if not row.num_computed <= num_computed <= min(row.num_tokens, len(row.tokens)):
             raise ValueError(f"request {request_id!r} cannot have {num_computed} tokens computed")
-        if row.publishes:
-            self._publish(row, num_computed // self.block_size)
+        first = row.published_blocks(row.num_computed, self.block_size)
+        stop = row.published_blocks(num_computed, self.block_size)
+        if first < stop:
+            self._store.publish(row.namespace, row.tokens, row.table, first, stop)
         row.num_computed = num_computed
 
     def fork(self, src: Hashable, dst: Hashable, tokens: Sequence[int]) -> Row:
@@ -148,17 +168,11 @@ class PrefixCache:
 
         They must run before its forward pass. Both ends stay held until `copies_done`.
         """
-        taken, self._copies = self._copies, []
-        self._copying += taken
-        return [(source.id, target.id) for source, target in taken]
+        return self._copies.take()
 
     def copies_done(self) -> None:
         """Let go of the copies taken so far: they have run. Comes before that step's `commit`."""
-        done, self._copying = self._copying, []
-        for pair in done:
-            for block in pair:
-                block.copies -= 1
-            self._pool.release(pair)
+        self._copies.done()
 
     def release(self, request_id: Hashable) -> None:
         """End a request in whatever state; does nothing for an id that is not running.
@@ -167,27 +181,35 @@ class PrefixCache:
         """
         row = self._rows.pop(request_id, None)
         if row is not None:
+            self._retention.expire()
             self._pool.release(reversed(self._held(row)))
 
-    def drop(self, namespace: bytes) -> int:
-        """Forget all that is published in a namespace; returns how many blocks that were.
+    def retain(self, namespace: bytes, tokens: Sequence[int], ttl: float) -> int:
+        """Keep a published prefix for `ttl` seconds from now, and anew from every read.
+
+        Softly: its blocks are evicted after all others, and no more are retained than a share of
+        the pool, those longest that end last. Returns the number of retained tokens: whole
+        published blocks from the first on; a `ttl` of 0 retains none.
+        """
+        if ttl <= 0:
+            return 0
+        path = self._store.match(namespace, tokens, len(tokens))
+        return self._retention.retain(path, ttl) * self.block_size
+
+    def drop(self, owner: bytes) -> int:
+        """Forget all that is published in the namespaces of an owner, or in one namespace.
 
         Running requests keep their blocks but publish no more: what they compute rests on KV
-        from before.
+        from before. Returns how many blocks were forgotten.
         """
-        forgotten = self._index.drop(namespace)
-        idle = [block for block in forgotten if not block.ref_count]
-        self._pool.hold(idle)
-        self._pool.release(idle)  # through the queue again: now to its front
         for row in self._rows.values():
-            if row.namespace == namespace:
-                row.publishes = False
-        return len(forgotten)
+            if row.namespace.startswith(owner):
+                row.publish_limit = 0
+        return self._store.drop(owner)
 
     def reset(self) -> int:
         """Drop every namespace, as for new weights; returns how many blocks were forgotten."""
-        running = {row.namespace for row in self._rows.values()}
-        return sum(self.drop(namespace) for namespace in running.union(self._index.roots))
+        return self.drop(b"")
 
     def table(self, request_id: Hashable) -> list[int]:
         """Return the row's live block table, for reading only."""
@@ -196,18 +218,13 @@ class PrefixCache:
     def names(self, request_id: Hashable) -> list[bytes]:
         """Name the row's published blocks, first to last."""
         row = self._rows[request_id]
-        names: list[bytes] = []
-        if row.publishes:
-            name = row.namespace
-            for block in self._held(row)[: row.num_computed // self.block_size]:
-                name = block.name = block.name or block_name(name, block.key)
-                names.append(name)
-        return names
+        count = row.published_blocks(row.num_computed, self.block_size)
+        return self._store.names(row.namespace, self._held(row)[:count])
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError. Walks everything: for idle times."""
-        copies = self._copies + self._copying
-        integrity.check(self._pool, self._index, list(self._rows.values()), copies, self.block_size)
+        copies = self._copies.waiting + self._copies.running
+        integrity.check(self._store, list(self._rows.values()), copies)
 
     def _require_new(self, request_id: Hashable) -> None:
         if request_id in self._rows:
@@ -224,49 +241,9 @@ class PrefixCache:
         blocks = self._pool.blocks
         return [blocks[block_id] for block_id in row.table]
 
-    def _take(self, count: int) -> list[int]:
-        taken = self._pool.take(count)
-        for block in taken:
-            if block.parent is not None:
-                self._index.remove(block)
-                self.evictions += 1
-        return [block.id for block in taken]
-
     def _shared_tail(self, row: Row) -> Block | None:
         """Return the partly filled last block if other rows have it too."""
         if row.num_tokens % self.block_size == 0:
             return None
         tail = self._pool.blocks[row.table[-1]]
         return tail if tail.ref_count - tail.copies > 1 else None
-
-    def _copy_tail(self, row: Row, source: Block) -> None:
-        """Schedule a copy of the row's last block; the row's reference to it becomes the copy's."""
-        (target_id,) = self._take(1)
-        target = self._pool.blocks[target_id]
-        self._pool.hold([target])
-        source.copies += 1
-        target.copies += 1
-        row.table[-1] = target_id
-        self._copies.append((source, target))
-
-    def _publish(self, row: Row, stop: int) -> None:
-        """Publish logical blocks up to `stop`, going on from those that are."""
-        first = row.num_computed // self.block_size
-        if first == stop:
-            return
-        blocks, table = self._pool.blocks, row.table
-        parent: Node = blocks[table[first - 1]] if first else self._index.root(row.namespace)
-        keys = block_keys(row.tokens, first, stop, self.block_size)
-        for i, key in enumerate(keys, first):
-            ours = blocks[table[i]]
-            if ours.copies:
-                raise RuntimeError(f"block {ours.id} is committed while it is being copied")
-            published = parent.children.get(key)
-            if published is None:
-                self._index.insert(parent, key, ours)
-                published = ours
-            elif published is not ours:  # computed twice: the row goes over, ours is free
-                self._pool.hold([published])
-                table[i] = published.id
-                self._pool.release([ours])
-            parent = published

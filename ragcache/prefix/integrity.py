@@ -1,6 +1,7 @@
-"""The invariants of pool, tree and rows, each with the sentence that names it when it breaks.
+"""The invariants of pool, tree, retention and rows.
 
-They raise AssertionError by hand, since `assert` statements are gone under `python -O`.
+Each comes with the sentence that names it when it breaks. They raise AssertionError by hand,
+since `assert` statements are gone under `python -O`.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ from itertools import chain
 from ragcache.prefix.blocks import Block, BlockPool, Node
 from ragcache.prefix.names import block_keys
 from ragcache.prefix.radix import RadixIndex, walk
+from ragcache.prefix.retention import Retention
 from ragcache.prefix.rows import Row
+from ragcache.prefix.store import BlockStore
 
 
 def check(
-    pool: BlockPool,
-    index: RadixIndex,
-    rows: Collection[Row],
-    copies: Collection[tuple[Block, Block]],
-    block_size: int,
+    store: BlockStore, rows: Collection[Row], copies: Collection[tuple[Block, Block]]
 ) -> None:
     """Verify everything; raises AssertionError. Linear in the pool and in the rows' tokens."""
-    _check_owners(pool, rows, copies)
-    _check_queue(pool)
-    _check_tree(pool, index, width=block_size * 4)
+    _check_owners(store.pool, rows, copies)
+    _check_queue(store.pool)
+    _check_tree(store.pool, store.index, width=store.block_size * 4)
+    _check_retention(store.pool, store.retention)
     for row in rows:
-        _check_row(pool, index, row, block_size)
+        _check_row(store, row)
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -51,8 +51,12 @@ def _check_owners(
 
 
 def _check_queue(pool: BlockPool) -> None:
-    """The queue holds the blocks without owner, each once, children before their parents."""
+    """The queue holds the blocks without owner, each once, children before parents.
+
+    Retained ones come last.
+    """
     passed: set[Block] = set()
+    retained_passed = False
     for block in pool.queue():
         _require(block not in passed, f"block {block.id} is twice in the queue")
         _require(block.ref_count == 0, f"block {block.id} is held, yet in the queue")
@@ -60,6 +64,11 @@ def _check_queue(pool: BlockPool) -> None:
         _require(
             passed.issuperset(block.children.values()),
             f"block {block.id} would be evicted before its children",
+        )
+        retained_passed |= block.keep_ttl > 0
+        _require(
+            (block.keep_ttl > 0) == retained_passed,
+            f"block {block.id} is in the wrong part of the queue",
         )
         passed.add(block)
     cached = sum(block.parent is not None for block in passed)
@@ -99,17 +108,36 @@ def _check_link(block: Block) -> None:
     _require(linked, f"block {block.id} is not the child its parent knows")
 
 
-def _check_row(pool: BlockPool, index: RadixIndex, row: Row, block_size: int) -> None:
+def _check_retention(pool: BlockPool, retention: Retention) -> None:
+    """Retention covers whole prefixes, within its cap, and knows where they end."""
+    retained = [block for block in pool.blocks if block.keep_ttl]
+    _require(retention.count == len(retained), f"{retention.count} blocks are counted as retained")
+    _require(len(retained) <= retention.cap, f"{len(retained)} blocks are retained")
+    children = Counter(block.parent for block in retained)
+    for block in pool.blocks:
+        count = block.retained_children
+        _require(count == children[block], f"block {block.id} counts {count} retained children")
+        is_end = block.keep_ttl > 0 and not count
+        _require((block in retention.ends) == is_end, f"block {block.id}: an end, or not?")
+    for block in retained:
+        _require(block.parent is not None, f"block {block.id} is retained, yet not published")
+        _require(block.keep_until >= retention.next_expiry, f"block {block.id} would not expire")
+        parent = block.parent
+        outlived = isinstance(parent, Block) and not (
+            parent.keep_until >= block.keep_until and parent.keep_ttl >= block.keep_ttl
+        )
+        _require(not outlived, f"block {block.id} is retained longer than its parent")
+
+
+def _check_row(store: BlockStore, row: Row) -> None:
     """The row covers its tokens, and its committed whole blocks spell them from the root."""
-    covers = -(-row.num_tokens // block_size) == len(row.table)
+    covers = -(-row.num_tokens // store.block_size) == len(row.table)
     _require(covers, f"{len(row.table)} blocks do not cover {row.num_tokens} tokens")
-    whole = row.num_computed // block_size
-    if not row.publishes or not whole:
-        return
-    parent: Node | None = index.roots.get(row.namespace)
-    keys = block_keys(row.tokens, 0, whole, block_size)
+    whole = row.published_blocks(row.num_computed, store.block_size)
+    parent: Node | None = store.index.roots.get(row.namespace)
+    keys = block_keys(row.tokens, 0, whole, store.block_size)
     for block_id, key in zip(row.table, keys, strict=False):
-        block = pool.blocks[block_id]
+        block = store.pool.blocks[block_id]
         _require(
             block.parent is not None and block.parent is parent and block.key == key,
             f"block {block.id} is not what its row's tokens say",

@@ -11,12 +11,14 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 
+OWNER_BYTES = 32  # of a name made by `owner_name`
 
-def namespace_name(*fields: str | None) -> bytes:
-    """Name what may share a cache: model fingerprint, tenant, salt.
+
+def owner_name(*fields: str | None) -> bytes:
+    """Name whose cache it is: model fingerprint, tenant.
 
     Fields are framed by their length, so neighbours cannot run together, and an absent field
-    differs from an empty one. Returns 32 bytes.
+    differs from an empty one. Returns `OWNER_BYTES` bytes.
     """
     digest = hashlib.sha256()
     for field in fields:
@@ -24,6 +26,14 @@ def namespace_name(*fields: str | None) -> bytes:
         frame = 0 if field is None else len(data) + 1
         digest.update(frame.to_bytes(8, "little") + data)
     return digest.digest()
+
+
+def namespace_name(owner: bytes, salt: str | None = None) -> bytes:
+    """Name what may share a cache: requests of one owner with one salt, or without any.
+
+    Returns 64 bytes that begin with `owner`, so that all of an owner's namespaces can be told.
+    """
+    return owner + owner_name(salt)
 
 
 def block_name(parent: bytes, key: bytes) -> bytes:
@@ -37,10 +47,14 @@ def block_keys(tokens: Sequence[int], first: int, stop: int, block_size: int) ->
     Tokens are packed all at once, when the first key is asked for: cutting keys out of the bytes
     is many times cheaper than packing block by block.
     """
-    span = tokens[first * block_size : stop * block_size]
-    data = struct.pack(f"<{len(span)}i", *span)
+    data = pack(tokens[first * block_size : stop * block_size])
     for (key,) in struct.iter_unpack(f"{4 * block_size}s", data):
         yield key
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Write tokens as little-endian int32, four bytes each."""
+    return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
 def shared_blocks(a: Sequence[int], b: Sequence[int], block_size: int) -> int:

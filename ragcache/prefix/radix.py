@@ -53,10 +53,10 @@ class RadixIndex:
             del self.roots[parent.key]
         self.generation += 1
 
-    def drop(self, namespace: bytes) -> list[Block]:
-        """Forget a whole namespace; returns its blocks, held ones included."""
-        root = self.roots.pop(namespace, None)
-        blocks = [] if root is None else list(walk(root))
+    def drop(self, prefix: bytes) -> list[Block]:
+        """Forget the namespaces that begin so; returns their blocks, held ones included."""
+        names = [namespace for namespace in self.roots if namespace.startswith(prefix)]
+        blocks = [block for name in names for block in walk(self.roots.pop(name))]
         for block in blocks:
             _unpublish(block)
         self.generation += 1

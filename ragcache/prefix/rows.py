@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class Plan:
     hit_tokens: int
     blocks_needed: int  # out of the queue: new blocks, and hits that nobody holds yet
     generation: int
+    limit: int | None  # of the hit tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -35,4 +37,21 @@ class Row:
     hit_tokens: int
     num_tokens: int
     num_computed: int
-    publishes: bool  # while true, every whole block below num_computed is published
+    publish_limit: int  # every whole block below it and below num_computed is published
+
+    @classmethod
+    def start(cls, plan: Plan, table: list[int], publish_limit: int | None) -> Row:
+        """Begin with a plan's hits computed; without a limit, everything is published."""
+        return cls(
+            plan.tokens,
+            plan.namespace,
+            table,
+            hit_tokens=plan.hit_tokens,
+            num_tokens=len(plan.tokens),
+            num_computed=plan.hit_tokens,
+            publish_limit=sys.maxsize if publish_limit is None else publish_limit,
+        )
+
+    def published_blocks(self, num_computed: int, block_size: int) -> int:
+        """Whole blocks that are published once `num_computed` tokens are."""
+        return min(num_computed, self.publish_limit) // block_size

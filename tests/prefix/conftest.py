@@ -5,14 +5,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import pytest
 
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prefix.rows import Row
 
 
 class SmallCache(PrefixCache):
     """A prefix cache with the shortcuts and the insight that tests want."""
 
-    tenant = namespace_name("model", "tenant")
+    tenant = namespace_name(owner_name("model", "tenant"))
 
     def start(self, request_id: Hashable, tokens: Sequence[int], tenant: bytes = tenant) -> Row:
         """Admit a prompt that must fit."""
@@ -37,16 +37,16 @@ class SmallCache(PrefixCache):
 
     def queue(self) -> list[int]:
         """Ids from the next block to be taken to the last."""
-        return [block.id for block in self._pool.queue()]
+        return [block.id for block in self._store.pool.queue()]
 
     def refs(self) -> list[int]:
-        return [block.ref_count for block in self._pool.blocks]
+        return [block.ref_count for block in self._store.pool.blocks]
 
     def published(self) -> list[int]:
-        return [block.id for block in self._pool.blocks if block.parent is not None]
+        return [block.id for block in self._store.pool.blocks if block.parent is not None]
 
     def tenants(self) -> set[bytes]:
-        return set(self._index.roots)
+        return set(self._store.index.roots)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.types import PoolCounts
 
 
@@ -219,7 +219,9 @@ def test_a_preempted_request_finds_its_own_blocks_again(cache):
 def test_the_index_never_outgrows_the_pool(cache):
     rng = random.Random(0)
     for i in range(3_000):
-        cache.serve([rng.randrange(1_000) for _ in range(9)], namespace_name(str(i % 50)))
+        cache.serve(
+            [rng.randrange(1_000) for _ in range(9)], namespace_name(owner_name(str(i % 50)))
+        )
     assert len(cache.published()) <= 10
     assert len(cache.tenants()) <= 10
     assert cache.evictions > 5_000

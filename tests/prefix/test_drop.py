@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.types import PoolCounts
 
-OTHER = namespace_name("model", "other")
+OTHER = namespace_name(owner_name("model", "other"))
 
 
 def test_a_dropped_namespace_is_gone_and_the_others_stay(cache):

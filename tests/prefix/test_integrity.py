@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 
-NAMESPACE = namespace_name("model")
+NAMESPACE = namespace_name(owner_name("model"))
 
 
 @pytest.fixture
@@ -28,57 +28,57 @@ def expect(cache: PrefixCache, sentence: str) -> None:
 
 
 def test_a_reference_without_owner(damaged):
-    damaged._pool.blocks[2].ref_count += 1
+    damaged._store.pool.blocks[2].ref_count += 1
     expect(damaged, "block 2 has 1 owners")
 
 
 def test_a_held_block_in_the_queue(damaged):
-    block, end = damaged._pool.blocks[2], damaged._pool._end
+    block, end = damaged._store.pool.blocks[2], damaged._store.pool._end
     block.prev, block.next = end.prev, end
     block.prev.next = end.prev = block
     expect(damaged, "block 2 is held, yet in the queue")
 
 
 def test_a_block_lost_from_the_queue(damaged):
-    block = damaged._pool.blocks[5]
+    block = damaged._store.pool.blocks[5]
     block.prev.next, block.next.prev = block.next, block.prev
     expect(damaged, "3 queued, 4 counted")
 
 
 def test_a_broken_back_link(damaged):
-    damaged._pool.blocks[5].prev = damaged._pool.blocks[0]
+    damaged._store.pool.blocks[5].prev = damaged._store.pool.blocks[0]
     expect(damaged, "not linked back to")
 
 
 def test_a_parent_before_its_child_in_the_queue(damaged):
-    parent = damaged._pool.blocks[0]
-    damaged._pool.hold([parent])
+    parent = damaged._store.pool.blocks[0]
+    damaged._store.pool.hold([parent])
     parent.parent, kept = None, parent.parent  # goes to the front, like an unpublished block
-    damaged._pool.release([parent])
+    damaged._store.pool.release([parent])
     parent.parent = kept
     expect(damaged, "block 0 would be evicted before its children")
 
 
 def test_a_wrong_count(damaged):
-    damaged._pool.free -= 1
-    damaged._pool.cached += 1
+    damaged._store.pool.free -= 1
+    damaged._store.pool.cached += 1
     expect(damaged, "2 blocks are cached, 3 counted")
 
 
 def test_an_entry_for_a_block_that_left(damaged):
-    damaged._pool.blocks[1].parent = None
-    damaged._pool.free += 1
-    damaged._pool.cached -= 1
+    damaged._store.pool.blocks[1].parent = None
+    damaged._store.pool.free += 1
+    damaged._store.pool.cached -= 1
     expect(damaged, "block 1 is not the child its parent knows")
 
 
 def test_an_entry_that_is_missing(damaged):
-    damaged._pool.blocks[0].children.clear()
+    damaged._store.pool.blocks[0].children.clear()
     expect(damaged, "block 1 is published but not in the tree")
 
 
 def test_an_empty_namespace(damaged):
-    damaged._index.root(namespace_name("empty"))
+    damaged._store.index.root(namespace_name(owner_name("empty")))
     expect(damaged, "empty namespace")
 
 

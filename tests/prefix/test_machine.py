@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prefix.rows import Plan
 
 BLOCKS, SIZE = 12, 2
-NAMESPACES = [namespace_name("one"), namespace_name("two")]
+NAMESPACES = [namespace_name(owner_name("one")), namespace_name(owner_name("two"))]
 
 namespaces = st.sampled_from([NAMESPACES[0], *NAMESPACES])
 bits = st.integers(0, 1)

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_longest_common_prefix_counts_wherever_it_ends(cache):
 
 def test_a_namespace_finds_only_its_own_blocks(cache):
     tokens = list(range(9))
-    other = namespace_name("model", "other")
+    other = namespace_name(owner_name("model", "other"))
     cache.serve(tokens)
     assert cache.hit(tokens, other) == 0
     assert cache.serve(tokens, other) == 0
@@ -97,7 +97,7 @@ def test_planning_changes_nothing(cache):
     cache.serve([2] * 9)
     before = cache.queue(), cache.refs(), cache.counts(), cache.generation
     cache.plan([1] * 9, cache.tenant)
-    cache.plan([3] * 9, namespace_name("unknown"))
+    cache.plan([3] * 9, namespace_name(owner_name("unknown")))
     assert (cache.queue(), cache.refs(), cache.counts(), cache.generation) == before
 
 
@@ -123,7 +123,7 @@ def test_names_are_of_the_published_blocks_and_equal_for_equal_prefixes(make_cac
     one.run("b", [*range(4), 9, 9, 9, 9])
     assert one.names("b")[0] == one.names("a")[0]
     assert one.names("b")[1] != one.names("a")[1]
-    one.run("c", list(range(8)), namespace_name("other"))
+    one.run("c", list(range(8)), namespace_name(owner_name("other")))
     assert not set(one.names("c")) & set(one.names("a"))
 
 

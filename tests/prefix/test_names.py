@@ -8,21 +8,21 @@ from itertools import combinations
 
 import pytest
 
-from ragcache.prefix.names import block_keys, block_name, namespace_name, shared_blocks
+from ragcache.prefix.names import block_keys, block_name, namespace_name, owner_name, shared_blocks
 
 PRINT_NAMES = """
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name
+from ragcache.prefix.names import namespace_name, owner_name
 cache = PrefixCache(4, 4)
 tokens = list(range(12))
-cache.admit("r", cache.plan(tokens, namespace_name("model", "tenant", None)))
+cache.admit("r", cache.plan(tokens, namespace_name(owner_name("model", "tenant"))))
 cache.commit("r", len(tokens))
 print(*(name.hex() for name in cache.names("r")))
 """
 
 
 def test_a_name_chains_the_parent_and_little_endian_tokens():
-    parent = namespace_name("model")
+    parent = namespace_name(owner_name("model"))
     (key,) = block_keys([1, 258], 0, 1, 2)
     assert key == b"\x01\0\0\0\x02\x01\0\0"
     assert block_name(parent, key) == hashlib.sha256(parent + key).digest()
@@ -43,7 +43,7 @@ def test_names_are_the_same_in_every_process():
     assert len(set(outputs.pop().split())) == 3
 
 
-def test_fields_of_a_namespace_never_run_together():
+def test_fields_of_an_owner_never_run_together():
     fields = [
         ("m", "a", "bc"),
         ("m", "ab", "c"),
@@ -59,8 +59,17 @@ def test_fields_of_a_namespace_never_run_together():
         (None,),
     ]
     for one, other in combinations(fields, 2):
-        assert namespace_name(*one) != namespace_name(*other), (one, other)
-    assert namespace_name(*fields[0]) == namespace_name(*fields[0])
+        assert owner_name(*one) != owner_name(*other), (one, other)
+    assert owner_name(*fields[0]) == owner_name(*fields[0])
+
+
+def test_the_namespaces_of_an_owner_begin_with_its_name_and_differ():
+    owner = owner_name("model", "tenant")
+    names = [namespace_name(owner, salt) for salt in (None, "", "a", "b")]
+    assert all(name.startswith(owner) and len(name) == 64 for name in names)
+    assert len(set(names)) == 4
+    assert namespace_name(owner, "a") == names[2]
+    assert not names[0].startswith(owner_name("model", "other"))
 
 
 def test_keys_are_those_of_the_blocks_asked_for():
