@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ragcache.errors import ConfigError
 from ragcache.gateway import operations
+from ragcache.gateway.anthropic import count_tokens, messages
 from ragcache.gateway.backend import BACKEND, Backend
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
@@ -30,6 +31,8 @@ _DRAIN = 10.0  # seconds that running requests get after a stop signal
 ROUTES = (
     web.post("/v1/chat/completions", chat_completions, name="chat"),
     web.post("/v1/completions", completions, name="completions"),
+    web.post("/v1/messages", messages, name="messages"),
+    web.post("/v1/messages/count_tokens", count_tokens),
     web.get("/v1/models", operations.models),
     web.get("/v1/models/{id:.+}", operations.model),
     web.get("/health", operations.health),

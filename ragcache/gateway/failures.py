@@ -11,6 +11,18 @@ from aiohttp import hdrs, web
 
 from ragcache.errors import RequestError
 
+ANTHROPIC_ROUTE = "/v1/messages"  # and all below it
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +46,11 @@ class Failure:
         log.error("request %s failed", request_id, exc_info=error)
         return cls(500, f"internal error; the server's log has more under {request_id}")
 
+    def body(self, path: str, request_id: str) -> dict[str, Any]:
+        """The body in the shape of the API that `path` belongs to."""
+        anthropics = path == ANTHROPIC_ROUTE or path.startswith(f"{ANTHROPIC_ROUTE}/")
+        return self.anthropic(request_id) if anthropics else self.openai()
+
     @property
     def kind(self) -> str:
         """OpenAI's `type` of this failure."""
@@ -46,6 +63,12 @@ class Failure:
         """The body on OpenAI's routes."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+    def anthropic(self, request_id: str) -> dict[str, Any]:
+        """The body, or the data of an error event, on Anthropic's routes."""
+        usual = "api_error" if self.status >= 500 else "invalid_request_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": self.message}
+        return {"type": "error", "error": error, "request_id": request_id}
 
 
 def _retry(error: RequestError) -> dict[str, str]:

@@ -27,6 +27,7 @@ async def show_request_id(request: web.Request, response: web.StreamResponse) ->
     """Signal handler of aiohttp's on_response_prepare: streams get the header too."""
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
+        response.headers["request-id"] = request[REQUEST_ID]  # Anthropic's name for it
 
 
 @web.middleware
@@ -38,7 +39,8 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return web.Response(status=499)  # nobody is left to read it
     except Exception as error:
         failure = Failure.of(error, request[REQUEST_ID])
-        return web.json_response(failure.openai(), status=failure.status, headers=failure.headers)
+        body = failure.body(request.path, request[REQUEST_ID])
+        return web.json_response(body, status=failure.status, headers=failure.headers)
 
 
 @web.middleware

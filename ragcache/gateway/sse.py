@@ -34,17 +34,23 @@ class EventStream:
 
     async def send(self, *data: str) -> None:
         """Send one event for each piece of data (without newlines), all in one write."""
-        events = "".join(f"data: {piece}\n\n" for piece in data)
-        await self._unless_stalled(self._response.write(events.encode()))
+        await self._write("".join(f"data: {piece}\n\n" for piece in data))
+
+    async def send_named(self, *events: tuple[str, str]) -> None:
+        """Send events of a type: pairs of its name and data (without newlines)."""
+        await self._write("".join(f"event: {name}\ndata: {data}\n\n" for name, data in events))
 
     async def keep_alive(self) -> None:
         """Send a comment, which clients skip, so that no proxy takes silence for death."""
-        await self._unless_stalled(self._response.write(b": keep-alive\n\n"))
+        await self._write(": keep-alive\n\n")
 
     async def close(self) -> web.StreamResponse:
         """End the body at once: clients read on until its end."""
         await self._unless_stalled(self._response.write_eof())
         return self._response
+
+    async def _write(self, events: str) -> None:
+        await self._unless_stalled(self._response.write(events.encode()))
 
     async def _unless_stalled(self, write: Awaitable[None]) -> None:
         try:

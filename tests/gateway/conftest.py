@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
@@ -218,6 +219,25 @@ async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
 async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+async def anthropic(url: str) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def chunks_of(http: aiohttp.ClientSession) -> Callable[..., Awaitable[list[dict]]]:
+    """Post a body as a streaming request of OpenAI's; returns its chunks as they are."""
+
+    async def chunks_of(body: dict, path: str = "/v1/chat/completions") -> list[dict]:
+        async with http.post(path, json={**body, "stream": True}) as response:
+            *events, done, end = (await response.text()).split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    return chunks_of
 
 
 @pytest.fixture
