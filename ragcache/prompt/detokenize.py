@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ragcache.prompt.vocabulary import Vocabulary
 
@@ -20,10 +20,13 @@ class Detokenizer(ABC):
     """
 
     @staticmethod
-    def of(vocabulary: Vocabulary) -> Detokenizer:
-        """A new detokenizer of the kind that the tokenizer needs."""
+    def of(vocabulary: Vocabulary, visible: Collection[str] = ()) -> Detokenizer:
+        """A new detokenizer of the kind that the tokenizer needs.
+
+        `visible` are special tokens that are text all the same, such as the marks of tool calls.
+        """
         kind = ByteDetokenizer if vocabulary.is_byte_level else WindowDetokenizer
-        return kind(vocabulary)
+        return kind(vocabulary.showing(visible) if visible else vocabulary)
 
     @abstractmethod
     def push(self, token_ids: Iterable[int]) -> str:

@@ -18,6 +18,8 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from ragcache.errors import InvalidRequest
 from ragcache.prompt.control import ControlTokens
+from ragcache.prompt.tool_format import ToolFormat, adapted_format, native_format
+from ragcache.prompt.tools import TAGS, ToolAdapter, check_results, definition
 from ragcache.types import ChatPrompt, Message
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,9 @@ _PROBE_CALL = {
     "type": "function",
     "function": {"name": "probe", "arguments": {"x": "y"}},
 }
+_ROLES = {"function": "tool"}  # OpenAI's older name
+_USER = {"role": "user", "content": "a"}
+_ANSWER = {"role": "assistant", "content": "b"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,10 @@ class Conversation:
 class ChatTemplate:
     """The chat template of one tokenizer.
 
-    Rendering depends on the conversation and, for a template that reads the clock, on the day.
-    Safe to use from several threads.
+    Where it has no tools, or has them in a form that nothing here can read, they are rendered by
+    a ToolAdapter; `tool_format` is the form in which the model will call them. Rendering depends
+    on the conversation and, for a template that reads the clock, on the day. Safe to use from
+    several threads.
     """
 
     def __init__(
@@ -60,12 +67,14 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._today = today
         self.source = _source(tokenizer.chat_template)
-        self.control = _control_tokens(tokenizer, self.source)
         self._knows_developer = "developer" in self.source
-        self.supports_tools = self._probe(tools=[_PROBE_TOOL]) not in ("", self._probe())
-        answer = {"role": "assistant", "content": "b"}
-        with_calls = self._probe({**answer, "tool_calls": [_PROBE_CALL]})
-        self._renders_calls = with_calls != self._probe(answer)
+        self._adapter: ToolAdapter | None = None
+        native = native_format(self.source, tokenizer) if self._has_tools() else None
+        self.tool_format: ToolFormat = native or adapted_format(self.source, tokenizer)
+        if native is None:
+            self._adapter = self._make_adapter()
+        markup = self.source + (TAGS if self._adapter else "")
+        self.control = _control_tokens(tokenizer, markup)
         if "strftime_now" in self.source:
             logger.warning(
                 "the chat template prints the date: prompts, and with them cache hits, change daily"
@@ -82,39 +91,34 @@ class ChatTemplate:
             )
         if not prompt.messages:
             raise InvalidRequest("at least one message is needed", param="messages")
-        if prompt.tools and not self.supports_tools:
-            raise InvalidRequest("this model's chat template does not support tools", param="tools")
         if taken := _RESERVED_OPTIONS & prompt.template_options.keys():
             raise InvalidRequest(
                 f"cannot be set as template options: {', '.join(sorted(taken))}",
                 param="chat_template_kwargs",
             )
+        check_results(prompt.messages)
         try:
             return self._convert(prompt)
         except RecursionError as error:
             raise InvalidRequest("the prompt is nested too deeply", param="messages") from error
 
-    def render(
-        self,
-        conversation: Conversation,
-        *,
-        end: int | None = None,
-        with_tools: bool = True,
-        generation_prompt: bool = True,
-    ) -> str:
-        """Render the first `end` messages (default all), marks included."""
-        tools = conversation.tools if with_tools else None
-        context = {
-            **self._tokenizer.special_tokens_map,
-            **conversation.options,
-            "messages": list(conversation.messages[:end]),
-            "tools": tools,
-            "add_generation_prompt": generation_prompt,
-            "strftime_now": self._today_text,
-        }
-        compiled = _compile_jinja_template(self._tokenizer.get_chat_template(tools=tools))
+    def render(self, conversation: Conversation, *, generation_prompt: bool = True) -> str:
+        """Render a conversation, marks included."""
+        messages: Sequence[Mapping[str, Any]] = conversation.messages
+        tools = conversation.tools
         try:
-            return str(compiled.render(context))
+            if self._adapter:
+                messages, tools = self._adapter.rewrite(messages, tools), None
+            context = {
+                **self._tokenizer.special_tokens_map,
+                **conversation.options,
+                "messages": list(messages),
+                "tools": tools,
+                "add_generation_prompt": generation_prompt,
+                "strftime_now": self._today_text,
+            }
+            chat_template = self._tokenizer.get_chat_template(tools=tools)
+            return str(_compile_jinja_template(chat_template).render(context))
         # A template is a sandboxed program whose only input is the request: whatever it trips
         # over, with its own raise_exception or a Python error, lies in the messages.
         except Exception as error:
@@ -126,17 +130,33 @@ class ChatTemplate:
         """The date in a strftime format; times of day read as midnight."""
         return self._today().strftime(format)
 
-    def _probe(self, *answer: dict[str, Any], tools: Any = None) -> str:
+    def _has_tools(self) -> bool:
+        """Whether the template renders definitions, and calls with and without them."""
+        tools = [_PROBE_TOOL]
+        with_call = {**_ANSWER, "tool_calls": [_PROBE_CALL]}
+        return _shows(self._probe(_USER, tools=tools), self._probe(_USER)) and all(
+            _shows(self._probe(_USER, with_call, tools=t), self._probe(_USER, _ANSWER, tools=t))
+            for t in (tools, None)
+        )
+
+    def _make_adapter(self) -> ToolAdapter:
+        system, result = {"role": "system", "content": "b"}, {"role": "tool", "content": "b"}
+        as_result, as_answer = (self._probe(_USER, _ANSWER, turn) for turn in (result, _ANSWER))
+        return ToolAdapter(
+            has_system=_shows(self._probe(system, _USER), self._probe(_USER)),
+            has_tool_role=_shows(as_result, as_answer),
+        )
+
+    def _probe(self, *messages: dict[str, Any], tools: Any = None) -> str:
         """What a tiny conversation renders to; "" when this template refuses it."""
-        messages = [{"role": "user", "content": "a"}, *answer]
         try:
             return self.render(Conversation(messages, tools, {}), generation_prompt=False)
-        except (InvalidRequest, ValueError):  # ValueError: no chat template at all
+        except InvalidRequest:
             return ""
 
     def _convert(self, prompt: ChatPrompt) -> Conversation:
         messages = [self._message(*item) for item in enumerate(prompt.messages)]
-        tools = self._mark(prompt.tools, "tools") or None
+        tools = self._mark([definition(tool) for tool in prompt.tools], "tools") or None
         options = self._mark(prompt.template_options, "chat_template_kwargs")
         return Conversation(messages, tools, options)
 
@@ -147,16 +167,10 @@ class ChatTemplate:
         return fields
 
     def _fields(self, index: int, message: Message) -> dict[str, Any]:
-        if message.tool_calls and not self._renders_calls:
-            raise InvalidRequest(
-                "this model's chat template does not render tool calls",
-                param=f"messages[{index}].tool_calls",
-            )
-        as_system = message.role == "developer" and not self._knows_developer
-        fields: dict[str, Any] = {
-            "role": "system" if as_system else message.role,
-            "content": message.content,
-        }
+        role = _ROLES.get(message.role, message.role)
+        if role == "developer" and not self._knows_developer:
+            role = "system"
+        fields: dict[str, Any] = {"role": role, "content": message.content}
         if message.name is not None:
             fields["name"] = message.name
         if message.tool_calls:
@@ -187,6 +201,11 @@ def require_encodable(text: str, param: str) -> str:
             f"{param} holds a lone surrogate at character {error.start}", param=param
         ) from error
     return text
+
+
+def _shows(rendered: str, without: str) -> bool:
+    """Whether a probe was rendered, and not as if what it tries were not there."""
+    return rendered not in ("", without)
 
 
 def _source(chat_template: str | dict[str, str] | None) -> str:

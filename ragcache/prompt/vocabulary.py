@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer, decoders
 
@@ -37,6 +38,12 @@ class Vocabulary:
         if b"ByteLevel" in decoder and not self.is_byte_level:
             raise ConfigError(f"cannot stream text from a tokenizer with this decoder: {decoder!r}")
 
+    def showing(self, tokens: Iterable[str]) -> Vocabulary:
+        """The same vocabulary, in which these special tokens read as text."""
+        shown = copy.copy(self)
+        shown._special = self._special.difference(map(self._tokenizer.token_to_id, tokens))
+        return shown
+
     def is_skipped(self, token_id: int) -> bool:
         """Whether decoding leaves a token out: a special one, or an id without a token."""
         return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
@@ -50,7 +57,8 @@ class Vocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        kept = [id for id in token_ids if id not in self._special]
+        return self._tokenizer.decode(kept, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that a token adds to a text, maybe only a part of a character.

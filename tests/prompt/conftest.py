@@ -63,7 +63,8 @@ LLAMA3 = """\
 {%- for m in messages %}{{- '<|start|>' + m.role + '<|end|>\n\n' }}
 {%- if loop.first and tools %}{{- 'Use these functions:\n\n' }}
 {%- for t in tools %}{{- t | tojson(indent=2) }}{{- '\n\n' }}{% endfor %}{% endif %}
-{%- if m.tool_calls %}{{- m.tool_calls[0].function | tojson }}{% else %}
+{%- if m.tool_calls %}{{- '{"name": "' + m.tool_calls[0].function.name + '", ' }}
+{{- '"parameters": ' }}{{- (m.tool_calls[0].function.arguments | tojson) + '}' }}{% else %}
 {{- m.content | trim }}{% endif %}{{- '<|eot|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant<|end|>\n\n' }}{% endif %}"""
 
@@ -76,7 +77,10 @@ LLAMA2 = """\
 LAST_TOOLS = """\
 {%- for m in messages %}{% if m.role == 'user' %}
 {%- if tools and loop.last %}{{- '[TOOLS]' + (tools | tojson) + '[/TOOLS]' }}{% endif %}
-{{- '[INST]' + m.content + '[/INST]' }}{% else %}{{- m.content + '</s>' }}{% endif %}
+{{- '[INST]' + m.content + '[/INST]' }}{% elif m.tool_calls %}{{- '[TOOL_CALLS] [' }}
+{%- for c in m.tool_calls %}{{- '{"name": "' + c.function.name + '", "arguments": ' }}
+{{- (c.function.arguments | tojson) + '}' }}{{- '' if loop.last else ', ' }}{% endfor %}
+{{- ']</s>' }}{% else %}{{- m.content + '</s>' }}{% endif %}
 {%- endfor %}"""
 
 CLOCK = "{{ strftime_now('%d %b %Y %H:%M:%S') + '\n' }}" + CHATML

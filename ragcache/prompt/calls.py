@@ -1,0 +1,183 @@
+"""Text to tool calls, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import regex
+from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing.response_templates import (
+    ResponseTemplateField,
+    load_response_template,
+)
+
+from ragcache.prompt.tool_format import ToolFormat, write_arguments
+from ragcache.types import ToolCall
+
+_CALLS = "tool_calls"
+_IN_STRING = regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)
+_PREFIX_END = 100  # characters; the markup that opens the reasoning is shorter
+
+
+class CallParser:
+    """Splits the output of one choice into text and calls, however it is cut into pieces.
+
+    What counts as a call, and how to read it, is the format's response template; reading is
+    transformers' work. Its own streaming parser does not do here: it ends a call at the first
+    closing tag, also at one inside a JSON string, and a call that it cannot read is an error
+    whose text is lost. So this class finds where calls begin and end, and gives them away whole.
+
+    What is no complete call of one of the `tools` stays text, and so does all that stands in the
+    model's reasoning. White space directly before a call, or after the last one, is dropped.
+    The cost of a piece does not grow with the output.
+    """
+
+    def __init__(
+        self, format: ToolFormat, tools: Sequence[Mapping[str, Any]], *, prefix: str = ""
+    ) -> None:
+        """`prefix` is the prompt, whose end may have opened the reasoning already."""
+        template = format.response_template
+        fields = load_response_template(dict(template)).fields
+        call = template["fields"][_CALLS]
+        open_ended = {key: call[key] for key in call if key not in ("close", "close_pattern")}
+        self._call_template = {**template, "fields": {_CALLS: open_ended}}
+        self._is_json = fields[_CALLS].content == "json" and not fields[_CALLS].content_args
+        self._names = {tool["function"]["name"] for tool in tools}
+        # JSON has types already; casting would turn the string "5" into a number.
+        self._tools = None if self._is_json else list(map(dict, tools))
+        self._regions = [field for field in fields.values() if _is_region(field)]
+        self._closings = {field.name: self._closing(field) for field in self._regions}
+        self._text = ""
+        self._shown = 0  # characters that were returned, or read as calls
+        self._scanned = 0  # in the present region
+        self._in_string = False
+        self._call_end = -1  # of the last call
+        self._start = 0  # of the present call, with its opening
+        self._region = next((f for f in self._regions if _is_open(f, prefix)), None)
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Add text; return the text that is now certain, and the calls that are complete."""
+        self._text += text
+        return self._read(final=False)
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """Return what was kept back: a call that needs no closing, or else text."""
+        return self._read(final=True)
+
+    def _read(self, *, final: bool) -> tuple[str, list[ToolCall]]:
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        while True:
+            if self._region is None:
+                if not self._enter(final):
+                    break
+                texts.append(self._take(self._start))
+            else:
+                end = self._find_end(final)
+                if end is None:
+                    break
+                if self._region.name == _CALLS and (read := self._read_calls(end[0])) is not None:
+                    calls += read
+                    self._shown = self._call_end = end[1]
+                self._region, self._scanned = None, end[1]
+        texts.append(self._take_rest(final))
+        return "".join(texts), calls
+
+    def _enter(self, final: bool) -> bool:
+        """Go to the next opening; if there is none yet, to where one may begin."""
+        hold, found = len(self._text), None
+        for field in self._regions:
+            match = field.open_re.search(self._text, self._scanned, partial=not final)
+            if match is None:
+                continue
+            if match.partial:
+                hold = min(hold, match.start())
+            elif found is None or match.start() < found[0].start():
+                found = match, field
+        if found is None or found[0].start() >= hold:
+            self._scanned = hold
+            return False
+        match, self._region = found
+        self._start, self._scanned, self._in_string = match.start(), match.end(), False
+        return True
+
+    def _find_end(self, final: bool) -> tuple[int, int] | None:
+        """Where the present region's content and its closing end."""
+        assert self._region is not None
+        closing = self._closings[self._region.name]
+        while closing and self._leave_string():
+            match = closing.search(self._text, self._scanned, partial=not final)
+            if match is None or match.partial:
+                self._scanned = match.start() if match else len(self._text)
+                break
+            if match.groupdict().get("quote") is None:
+                return match.start(), match.end()
+            self._scanned, self._in_string = match.end(), True
+        # JSON shows by itself whether it is complete.
+        is_end = final and self._region.name == _CALLS and (self._is_json or not closing)
+        return (len(self._text), len(self._text)) if is_end else None
+
+    def _leave_string(self) -> bool:
+        """Whether the scan stands outside of JSON strings, after going to the end of this one."""
+        if self._in_string:
+            self._scanned = _IN_STRING.match(self._text, self._scanned).end()
+            if self._text.startswith('"', self._scanned):
+                self._scanned, self._in_string = self._scanned + 1, False
+        return not self._in_string
+
+    def _read_calls(self, end: int) -> list[ToolCall] | None:
+        """The calls of the present region; None when it holds something else."""
+        markup = self._text[self._start : end]
+        try:
+            message = parse_response(markup, self._call_template, prefix="", tools=self._tools)
+            return [self._call(value["function"]) for value in _flat(message.get(_CALLS, []))]
+        # Everything that malformed JSON, other JSON, or the transform of it can raise.
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _call(self, function: Mapping[str, Any]) -> ToolCall:
+        name, arguments = function["name"], function["arguments"]
+        if name not in self._names or not isinstance(arguments, dict):
+            raise ValueError(f"{name} is no tool, or its arguments are no object")
+        text = write_arguments(arguments)
+        text.encode()  # raises for a lone surrogate, which no client could receive
+        return ToolCall(name, text)
+
+    def _take(self, end: int) -> str:
+        """Text up to `end`; white space waits for what follows."""
+        text = self._text[self._shown : end].rstrip()
+        self._shown += len(text)
+        return text
+
+    def _take_rest(self, final: bool) -> str:
+        if not final:
+            is_call = self._region is not None and self._region.name == _CALLS
+            return "" if is_call else self._take(self._scanned)
+        rest, is_after_call = self._text[self._shown :], self._shown == self._call_end
+        self._shown = len(self._text)
+        return "" if is_after_call and rest.isspace() else rest
+
+    def _closing(self, field: ResponseTemplateField) -> Any:
+        """The pattern of a closing; in JSON, also of the quote that starts a string."""
+        if field.name != _CALLS or not self._is_json or field.close_re is None:
+            return field.close_re
+        return regex.compile(f'(?P<quote>")|(?:{field.close_re.pattern})', regex.DOTALL)
+
+
+def _is_region(field: ResponseTemplateField) -> bool:
+    return field.open_re is not None and (field.name == _CALLS or field.close_re is not None)
+
+
+def _is_open(field: ResponseTemplateField, prefix: str) -> bool:
+    pattern = rf"(?:{field.open_re.pattern})\s*\Z"
+    return field.name != _CALLS and bool(regex.search(pattern, prefix[-_PREFIX_END:], regex.DOTALL))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The entries of lists in lists."""
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _flat(item)
