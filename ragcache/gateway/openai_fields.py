@@ -2,27 +2,23 @@
 
 Fields and ranges follow OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`,
 `min_tokens`, `ignore_eos`, `stop_token_ids` and `cache_salt` are the usual extensions of open
-servers. Unknown fields are tolerated; known ones that ask for something we do not do are refused,
-unless their value asks for nothing.
+servers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import Fields, Whole
+from ragcache.gateway.fields import Fields, Harmless, RequestBody, Whole
 from ragcache.gateway.openai_messages import Id
 from ragcache.types import ChatPrompt, GenerateRequest, SamplingParams
 
-Harmless = Mapping[str, tuple[Any, ...]]
-
-# field → values that ask for nothing, besides null
+# what neither route does
 UNSUPPORTED: Harmless = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -40,6 +36,7 @@ UNSUPPORTED: Harmless = {
     "guided_choice": (),
     "guided_grammar": (),
 }
+
 MAX_TOKEN_IDS = 1024  # in a logit_bias or stop_token_ids: each costs time in every step
 
 
@@ -70,10 +67,8 @@ class Extension(Fields):
     previous_id: Id | None = None
 
 
-class CompletionFields(Fields, ABC):
+class CompletionFields(RequestBody, ABC):
     """What both routes have in common."""
-
-    unsupported: ClassVar[Harmless]
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
@@ -96,18 +91,6 @@ class CompletionFields(Fields, ABC):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, min_length=1)
     ragcache: Extension = Extension()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _asked(cls, body: Any) -> Any:
-        """Take null for "not given", as OpenAI does, and refuse what we cannot do."""
-        if not isinstance(body, dict):
-            raise PydanticCustomError("object", "the request body must be a JSON object")
-        given = {name: value for name, value in body.items() if value is not None}
-        for name, harmless in cls.unsupported.items():
-            if name in given and given[name] not in harmless:
-                raise InvalidRequest(f"{name}: this value is not supported", param=name)
-        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionFields:

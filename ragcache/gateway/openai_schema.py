@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import Whole
+from ragcache.gateway.fields import Harmless, Whole
 from ragcache.gateway.openai_cache import CacheFields
-from ragcache.gateway.openai_fields import UNSUPPORTED, CompletionFields, Count, Harmless
+from ragcache.gateway.openai_fields import UNSUPPORTED, CompletionFields, Count
 from ragcache.gateway.openai_messages import ChatMessage
 from ragcache.gateway.openai_output import ResponseFormat
 from ragcache.gateway.openai_tools import ToolFields
