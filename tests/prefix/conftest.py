@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prefix.rows import Row
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class SmallCache(PrefixCache):
@@ -45,17 +55,26 @@ class SmallCache(PrefixCache):
     def published(self) -> list[int]:
         return [block.id for block in self._store.pool.blocks if block.parent is not None]
 
+    def kept(self) -> dict[int, float]:
+        """Retained blocks by id, each with the time until which it is."""
+        return {b.id: b.keep_until for b in self._store.pool.blocks if b.keep_ttl}
+
     def tenants(self) -> set[bytes]:
         return set(self._store.index.roots)
 
 
 @pytest.fixture
-def make_cache() -> Iterator[Callable[..., SmallCache]]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_cache(clock: Clock) -> Iterator[Callable[..., SmallCache]]:
     """Make caches, by default of ten blocks of four tokens; each is checked at the end."""
     made: list[SmallCache] = []
 
-    def make(num_blocks: int = 10, block_size: int = 4, *, share: bool = True) -> SmallCache:
-        made.append(SmallCache(num_blocks, block_size, share=share))
+    def make(num_blocks: int = 10, block_size: int = 4, **options: Any) -> SmallCache:
+        made.append(SmallCache(num_blocks, block_size, clock=clock, **options))
         return made[-1]
 
     yield make

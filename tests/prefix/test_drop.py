@@ -21,6 +21,20 @@ def test_a_dropped_namespace_is_gone_and_the_others_stay(cache):
     assert cache.drop(OTHER) == 0
 
 
+def test_an_owner_is_dropped_with_all_its_salts_and_nobody_else(cache):
+    owner = owner_name("model", "tenant")
+    salts = [namespace_name(owner, salt) for salt in ("", "a", "b")]
+    for namespace in (OTHER, cache.tenant, *salts):
+        cache.serve([1] * 8, namespace)
+    assert cache.drop(salts[1]) == 2
+    assert cache.tenants() == {OTHER, cache.tenant, salts[0], salts[2]}
+    cache.start("a", [2] * 8, salts[2])
+    assert cache.drop(owner) == 6
+    cache.commit("a", 8)
+    assert cache.tenants() == {OTHER}
+    assert cache.hit([1] * 9, OTHER) == 8
+
+
 def test_dropped_blocks_are_taken_before_cached_ones(cache):
     cache.serve([1] * 8)
     cache.serve([2] * 8, OTHER)

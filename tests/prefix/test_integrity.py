@@ -90,3 +90,46 @@ def test_a_row_with_blocks_of_other_tokens(damaged):
 def test_a_row_that_is_too_short(damaged):
     damaged._rows["a"].num_tokens = 9
     expect(damaged, "2 blocks do not cover 9 tokens")
+
+
+def test_a_retained_block_among_the_others(damaged):
+    damaged._store.pool.blocks[1].keep_ttl = 1.0
+    expect(damaged, "block 0 is in the wrong part of the queue")
+
+
+@pytest.fixture
+def retained(damaged) -> PrefixCache:
+    """The same, with the cached blocks 0 and 1 retained."""
+    assert damaged.retain(NAMESPACE, [1] * 8, 60) == 8
+    damaged.check()
+    return damaged
+
+
+def test_a_wrong_count_of_retained_blocks(retained):
+    retained._store.retention.count = 1
+    expect(retained, "1 blocks are counted as retained")
+
+
+def test_more_retained_blocks_than_the_cap(retained):
+    retained._store.retention.cap = 1
+    expect(retained, "2 blocks are retained")
+
+
+def test_a_child_retained_longer_than_its_parent(retained):
+    retained._store.pool.blocks[1].keep_until += 1
+    expect(retained, "block 1 is retained longer than its parent")
+
+
+def test_an_end_that_is_missing(retained):
+    retained._store.retention.ends.clear()
+    expect(retained, "block 1: an end, or not?")
+
+
+def test_a_wrong_count_of_retained_children(retained):
+    retained._store.pool.blocks[0].retained_children = 0
+    expect(retained, "block 0 counts 0 retained children")
+
+
+def test_a_retention_that_would_not_be_seen_to_end(retained):
+    retained._store.retention.next_expiry += 1
+    expect(retained, "block 0 would not expire")

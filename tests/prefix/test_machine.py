@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,10 +20,14 @@ from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prefix.rows import Plan
 
 BLOCKS, SIZE = 12, 2
+CAP = 5  # retained blocks
 NAMESPACES = [namespace_name(owner_name("one")), namespace_name(owner_name("two"))]
+
+Prefix = tuple[bytes, tuple[int, ...]]
 
 namespaces = st.sampled_from([NAMESPACES[0], *NAMESPACES])
 bits = st.integers(0, 1)
+limits = st.sampled_from([None, None, 0, 3, 4])
 prompts = st.builds(
     lambda bit, length, tail: [bit] * length + tail,
     bits,
@@ -39,6 +44,7 @@ class Request:
     epoch: int
     tokens: list[int]
     computed: int
+    publish_limit: int
 
     def entry(self, position: int) -> tuple[bytes, int, tuple[int, ...]]:
         return self.namespace, self.epoch, tuple(self.tokens[: position + 1])
@@ -47,11 +53,13 @@ class Request:
 class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.cache = PrefixCache(BLOCKS, SIZE)
+        self.now = 0.0
+        self.cache = PrefixCache(BLOCKS, SIZE, retain_share=CAP / BLOCKS, clock=lambda: self.now)
         self.epochs = dict.fromkeys(NAMESPACES, 0)
         self.running: dict[int, Request] = {}
         self.slots: dict[tuple[int, int], object] = {}  # (block, offset) -> entry
-        self.published: dict[tuple[bytes, tuple[int, ...]], int] = {}  # prefix -> block
+        self.published: dict[Prefix, int] = {}  # -> block
+        self.kept: dict[Prefix, tuple[float, float]] = {}  # -> until, ttl
         self.waiting_copies: list[tuple[int, int]] = []
         self.running_copies: list[tuple[int, int]] = []
         self.plans: list[Plan] = []
@@ -67,20 +75,27 @@ class Lives(RuleBasedStateMachine):
             for block in group
         }
 
-    def hits(self, tokens: Sequence[int], namespace: bytes) -> list[int]:
-        found: list[int] = []
-        for end in range(SIZE, len(tokens), SIZE):
-            block = self.published.get((namespace, tuple(tokens[:end])))
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def path(self, tokens: Sequence[int], namespace: bytes) -> list[Prefix]:
+        """The published prefixes of whole blocks."""
+        prefixes = [(namespace, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
+        return list(takewhile(self.published.__contains__, prefixes))
+
+    def hits(self, tokens: Sequence[int], namespace: bytes, limit: int | None) -> list[int]:
+        stop = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        return [self.published[prefix] for prefix in self.path(tokens[: max(stop, 0)], namespace)]
+
+    def expire(self) -> None:
+        self.kept = {prefix: kept for prefix, kept in self.kept.items() if kept[0] > self.now}
 
     def take(self, blocks: list[int], held: set[int]) -> None:
         """These blocks were lent while `held` were not to be touched: the model forgets them."""
         assert len(set(blocks)) == len(blocks)
         assert not held & set(blocks), "a held block was lent"
+        kept = {self.published[prefix] for prefix in self.kept}
+        if kept & set(blocks):
+            assert not set(range(BLOCKS)) - held - kept - set(blocks), "a retained block came first"
         self.published = {k: block for k, block in self.published.items() if block not in blocks}
+        self.kept = {prefix: kept for prefix, kept in self.kept.items() if prefix in self.published}
         for namespace, prefix in self.published:
             parent = prefix[:-SIZE]
             assert not parent or (namespace, parent) in self.published, "a child outlived it"
@@ -96,37 +111,45 @@ class Lives(RuleBasedStateMachine):
     # What can happen
 
     @precondition(lambda self: len(self.running) < 4)
-    @rule(tokens=prompts, namespace=namespaces, waits=st.booleans())
-    def arrive(self, tokens: list[int], namespace: bytes, waits: bool) -> None:
-        plan = self.cache.plan(tokens, namespace)
-        hits = self.hits(tokens, namespace)
+    @rule(tokens=prompts, namespace=namespaces, limit=limits, waits=st.booleans())
+    def arrive(self, tokens: list[int], namespace: bytes, limit: int | None, waits: bool) -> None:
+        plan = self.cache.plan(tokens, namespace, limit)
+        hits = self.hits(tokens, namespace, limit)
         assert [block.id for block in plan.hits] == hits
         assert plan.hit_tokens == len(hits) * SIZE
         if waits:
             self.plans.append(plan)
         else:
-            self.admit(plan)
+            self.admit(plan, None)
 
     @precondition(lambda self: self.plans and len(self.running) < 4)
-    @rule()
-    def admit_waiting(self) -> None:
-        self.admit(self.plans.pop(0))
+    @rule(publish_limit=limits)
+    def admit_waiting(self, publish_limit: int | None) -> None:
+        self.admit(self.plans.pop(0), publish_limit)
 
-    def admit(self, plan: Plan) -> None:
+    def admit(self, plan: Plan, publish_limit: int | None) -> None:
         tokens, held = plan.tokens, self.held()
-        hits = self.hits(tokens, plan.namespace)
+        hits = self.hits(tokens, plan.namespace, plan.limit)
         new = -(-len(tokens) // SIZE) - len(hits)
         request_id = self.new_id()
-        row = self.cache.admit(request_id, plan)
+        row = self.cache.admit(request_id, plan, publish_limit)
+        self.expire()
         fits = new + len(set(hits) - held) <= BLOCKS - len(held)
         assert (row is not None) == fits
         if row is None:
             return
         assert row.table[: len(hits)] == hits
         assert len(row.table) == len(hits) + new
+        for prefix in self.path(tokens[: row.hit_tokens], plan.namespace):
+            if prefix in self.kept:
+                until, ttl = self.kept[prefix]
+                self.kept[prefix] = max(until, self.now + ttl), ttl
         self.take(row.table[len(hits) :], held | set(hits))
         epoch = self.epochs[plan.namespace]
-        self.running[request_id] = Request(plan.namespace, epoch, tokens, row.hit_tokens)
+        publish_limit = 99 if publish_limit is None else publish_limit
+        self.running[request_id] = Request(
+            plan.namespace, epoch, tokens, row.hit_tokens, publish_limit
+        )
 
     @precondition(lambda self: self.idle())
     @rule(new_tokens=st.lists(bits, min_size=1, max_size=3))
@@ -148,6 +171,7 @@ class Lives(RuleBasedStateMachine):
         )
         new = -(-(len(tokens) + len(new_tokens)) // SIZE) - len(table)
         grown = self.cache.grow(request_id, len(tokens) + len(new_tokens))
+        self.expire()
         assert grown == (new + shared <= BLOCKS - len(held))
         if not grown:
             assert self.cache.table(request_id) == table
@@ -207,7 +231,8 @@ class Lives(RuleBasedStateMachine):
         request = self.running[request_id]
         expected = self.cache.table(request_id).copy()
         if request.epoch == self.epochs[request.namespace]:
-            for i in range(request.computed // SIZE, computed // SIZE):
+            stop = min(computed, request.publish_limit) // SIZE
+            for i in range(request.computed // SIZE, stop):
                 prefix = request.namespace, tuple(request.tokens[: (i + 1) * SIZE])
                 expected[i] = self.published.setdefault(prefix, expected[i])
         self.cache.commit(request_id, computed)
@@ -223,6 +248,36 @@ class Lives(RuleBasedStateMachine):
         del self.running[request_id]
         self.cache.release(request_id)
         self.cache.release(request_id)
+        self.expire()
+
+    @rule(seconds=st.sampled_from([1, 5, 20]))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.published)
+    @rule(data=st.data(), ttl=st.sampled_from([5, 20]))
+    def retain(self, data: st.DataObject, ttl: int) -> None:
+        """Of the others, those that end first give way; the path gets what room there is."""
+        namespace, tokens = data.draw(st.sampled_from(sorted(self.published)))
+        until, path = self.now + ttl, self.path(tokens, namespace)
+        retained = self.cache.retain(namespace, list(tokens), ttl) // SIZE
+        self.expire()
+        others = {prefix: kept for prefix, kept in self.kept.items() if prefix not in path}
+        ending = sorted(kept[0] for kept in others.values() if kept[0] < until)
+        lost_times = ending[: max(0, len(others) + len(path) - CAP)]
+        assert retained == min(len(path), CAP - (len(others) - len(lost_times)))
+        actual = self.retained()
+        lost = [prefix for prefix in others if self.published[prefix] not in actual]
+        assert sorted(others[prefix][0] for prefix in lost) == lost_times
+        for prefix in lost:
+            del self.kept[prefix]
+        for prefix in path[:retained]:
+            before = self.kept.get(prefix, (0.0, 0.0))
+            self.kept[prefix] = max(before[0], until), max(before[1], ttl)
+
+    def retained(self) -> dict[int, tuple[float, float]]:
+        blocks = self.cache._store.pool.blocks
+        return {block.id: (block.keep_until, block.keep_ttl) for block in blocks if block.keep_ttl}
 
     @precondition(lambda self: len(self.published) > 6)
     @rule(namespace=st.sampled_from([*NAMESPACES, None]))
@@ -233,6 +288,7 @@ class Lives(RuleBasedStateMachine):
         assert count == len(gone)
         for prefix in gone:
             del self.published[prefix]
+            self.kept.pop(prefix, None)
         for each in dropped:
             self.epochs[each] += 1
 
@@ -257,6 +313,11 @@ class Lives(RuleBasedStateMachine):
         for (namespace, prefix), block in self.published.items():
             last = self.slots[block, SIZE - 1]
             assert last == (namespace, self.epochs[namespace], prefix)
+
+    @invariant()
+    def retained_blocks_are_those_of_the_model(self) -> None:
+        assert self.retained() == {self.published[p]: kept for p, kept in self.kept.items()}
+        assert self.cache.retained == len(self.kept)
 
     @invariant()
     def counts_are_those_of_the_model(self) -> None:

@@ -1,0 +1,112 @@
+"""Fingerprints of prompts: enough to say where two prompts part, too little to read one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ragcache.prefix.names import pack
+from ragcache.types import Segment
+
+RESUMED = 16  # tokens, beside a block, in a row that show text to be the same again
+NEAR = 1024  # tokens behind a difference in which such text has to begin
+WIRE_ORDER = {"tools": 0, "system": 1, "messages": 2, "prompt": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fingerprint:
+    """What is kept of a prompt: a hash of every whole block, and the low byte of every token.
+
+    The hashes are Python's own of `bytes`: keyed, and of no use outside this process. They decide
+    which blocks are equal; the low bytes, the lane, only say which token of a block differs.
+    """
+
+    namespace: bytes
+    segments: tuple[Segment, ...]
+    block_size: int
+    lane: bytes  # one byte a token
+    hashes: bytes  # eight bytes a whole block
+    prefixes: tuple[int, ...]  # hash of all whole blocks up to the end of each segment
+
+    @classmethod
+    def of(
+        cls,
+        namespace: bytes,
+        tokens: Sequence[int],
+        segments: Sequence[Segment],
+        block_size: int,
+    ) -> Fingerprint:
+        """Take the fingerprint of a prompt; `segments` are in the order of its tokens."""
+        packed = pack(tokens)
+        whole = len(tokens) // block_size
+        blocks = struct.iter_unpack(f"{4 * block_size}s", packed[: 4 * block_size * whole])
+        hashes = struct.pack(f"<{whole}q", *map(hash, blocks))
+        ends = sorted({segment.end // block_size for segment in segments} - {0})
+        chain, prefixes = hash(namespace), []
+        for first, stop in pairwise([0, *ends]):
+            chain = hash((chain, hashes[8 * first : 8 * stop]))
+            prefixes.append(chain)
+        return cls(namespace, tuple(segments), block_size, packed[::4], hashes, tuple(prefixes))
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def common(self, other: Fingerprint) -> tuple[int, bool]:
+        """Count the tokens in which two prompts begin alike; False where it may be more.
+
+        It may where a block is known to differ but the lanes do not show where: the count then
+        ends before that block. Where a block differs in several tokens and the lanes show only
+        the later ones (the low bytes of two tokens are equal once in 256), the count is too high
+        by less than a block.
+        """
+        start = _common_prefix(self.hashes, other.hashes) // 8 * self.block_size
+        block = slice(start, start + self.block_size)
+        shared = _common_prefix(self.lane[block], other.lane[block])
+        return (start, False) if shared == self.block_size else (start + shared, True)
+
+    def resumes(self, other: Fingerprint, token: int) -> bool:
+        """Whether text that follows closely on a token of `other` comes here too, behind it."""
+        length = RESUMED + self.block_size
+        distance = 1
+        while (start := token + distance) + length <= len(other) and distance <= NEAR:
+            if self.lane.find(other.lane[start : start + length], token) >= 0:
+                return True
+            distance *= 2
+        return False
+
+    @property
+    def content_end(self) -> int:
+        """Where the generation prompt begins, which no later prompt needs to repeat."""
+        starts = [start for name, start, _ in self.segments if name == "generation_prompt"]
+        return min(starts, default=len(self))
+
+    @property
+    def last_message(self) -> int:
+        """Where the last message begins, or the text of a prompt without messages."""
+        starts = [start for name, start, _ in self.segments if wire_order(name)[0] == 2]
+        return max(starts, default=len(self))
+
+    def segment(self, token: int) -> str | None:
+        """Name the segment that a token belongs to."""
+        names = (name for name, start, end in self.segments if start <= token < end)
+        return next(names, None)
+
+
+def wire_order(name: str) -> tuple[int, int]:
+    """Sort segments: tools, system, messages by number, then what the template adds."""
+    kind, _, number = name.partition(".")
+    return WIRE_ORDER.get(kind, 3), int(number or 0)
+
+
+def _common_prefix(a: bytes, b: bytes) -> int:
+    """Count the equal leading bytes by bisection: the slices compare in C."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
