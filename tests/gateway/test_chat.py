@@ -148,14 +148,6 @@ async def test_every_sampling_field_reaches_the_serving(client, serving):
     assert request.id.startswith("chatcmpl-")
 
 
-async def test_null_means_not_given(http, serving):
-    nulls = ["temperature", "max_tokens", "n", "stop", "logit_bias", "tools", "response_format"]
-    async with http.post("/v1/chat/completions", json={**ASK, **dict.fromkeys(nulls)}) as response:
-        assert response.status == 200
-    assert serving.generations[0].request.sampling.temperature == 1.0
-    assert serving.generations[0].request.sampling.max_tokens is None
-
-
 async def test_an_alias_is_named_in_the_answer_as_it_was_asked_for(client):
     answer = await client.chat.completions.create(model="alias", messages=HELLO)
     assert answer.model == "alias"

@@ -7,8 +7,9 @@ import json
 import aiohttp
 import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
-from ragcache.errors import EngineUnavailable, Overloaded
+from ragcache.errors import EngineUnavailable, GenerationFailed, InvalidRequest, Overloaded
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -275,6 +276,55 @@ async def test_the_clients_typed_errors_are_raised(client, serving):
     assert caught.value.response.headers["Retry-After"] == "5"
 
 
+async def test_a_wrong_key_and_a_large_body_have_their_types_too(start):
+    url = await start(api_keys=["right"], max_body_size=10_000)
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as unauthorized:
+            await client.chat.completions.create(**GOOD)
+        right = client.with_options(api_key="right")
+        with pytest.raises(openai.APIStatusError) as too_large:
+            await right.chat.completions.create(**message(content="x" * 10_000))
+        assert (await right.chat.completions.create(**GOOD)).choices
+    assert unauthorized.value.code == "invalid_api_key"
+    assert too_large.value.status_code == 413
+
+
+async def test_the_synchronous_client_raises_them_as_well(url, serving):
+    serving.script.refuse = Overloaded("the queue is full")
+
+    def ask(**changes):
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            client.chat.completions.create(**{**GOOD, **changes})
+
+    with pytest.raises(openai.RateLimitError):
+        await asyncio.to_thread(ask)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await asyncio.to_thread(ask, tool_choice="required")
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("refusal", [Overloaded, EngineUnavailable, GenerationFailed])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_retries_is_answered_the_second_time(
+    client, serving, monkeypatch, refusal, stream
+):
+    monkeypatch.setattr(refusal, "retry_after", 1 if refusal.retry_after else None)
+    serving.script.refuse = refusal("not now")
+    start, attempts = serving.start, []
+
+    async def once(request):
+        attempts.append(request)
+        try:
+            return await start(request)
+        finally:
+            serving.script.refuse = None
+
+    monkeypatch.setattr(serving, "start", once)
+    patient = client.with_options(max_retries=1)
+    assert await patient.chat.completions.create(**GOOD, stream=stream)
+    assert len(attempts) == 2
+
+
 async def test_a_bug_is_500_without_details_and_logged_with_them(client, serving, errors_logged):
     serving.script.refuse = KeyError("secret detail")
     with pytest.raises(openai.InternalServerError) as caught:
@@ -283,6 +333,17 @@ async def test_a_bug_is_500_without_details_and_logged_with_them(client, serving
     assert "secret" not in caught.value.message
     assert "trace-9" in caught.value.message
     assert errors_logged() == ["request trace-9 failed"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_schema_that_does_not_compile_is_a_400(client, serving, stream):
+    message = "response_format: unknown type 'strin'"
+    serving.script.refuse = InvalidRequest(message, param="response_format")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(
+            **GOOD, stream=stream, response_format={"type": "json_object"}
+        )
+    assert caught.value.param == "response_format"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache.gateway.openai_format import ChatReply, Choice, TextReply
-from ragcache.types import Delta, FinishReason, TextLogprob, Usage
+from ragcache.types import Delta, FinishReason, TextLogprob, ToolCall, Usage
 
-REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
+REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTEXT])
+CALLS = st.builds(ToolCall, st.text(min_size=1, max_size=3), st.text(max_size=5))
 LOGPROBS = st.builds(TextLogprob, st.text(max_size=3), st.binary(max_size=3), st.floats(-9, 0))
 
 
 @st.composite
-def generations(draw):
+def generations(draw, max_calls=0):
     """Deltas of up to three choices, interleaved, each choice ending once."""
     choices = draw(st.integers(1, 3))
     left = {index: draw(st.integers(0, 4)) for index in range(choices)}
@@ -22,8 +23,9 @@ def generations(draw):
         index = draw(st.sampled_from(sorted(left)))
         text = draw(st.text(max_size=3))
         logprobs = tuple(draw(st.lists(LOGPROBS, max_size=2)))
+        called = tuple(draw(st.lists(CALLS, max_size=max_calls)))
         ends = left[index] == 0
-        deltas.append(Delta(index, text, logprobs, draw(REASONS) if ends else None))
+        deltas.append(Delta(index, text, logprobs, draw(REASONS) if ends else None, called))
         left[index] -= 1
         if ends:
             del left[index]
@@ -46,16 +48,32 @@ def streamed(reply, deltas):
     return own
 
 
-@given(generations())
+def joined_calls(choices):
+    """The functions of streamed calls, put together as clients do."""
+    calls = {}
+    for choice in choices:
+        for part in choice["delta"].get("tool_calls", []):
+            call = calls.setdefault(part["index"], {"arguments": ""})
+            call["name"] = part["function"].get("name", call.get("name"))
+            call["arguments"] += part["function"]["arguments"]
+    assert list(calls) == list(range(len(calls)))
+    return list(calls.values())
+
+
+@given(generations(max_calls=2))
 def test_chat(generation):
     choices, deltas = generation
     own = streamed(ChatReply("m", include_usage=False), deltas)
     for answer in whole(ChatReply("m", include_usage=False), choices, deltas):
         first, *rest, last = own[answer["index"]]
-        assert first["delta"] == {"role": "assistant", "content": ""}
+        message = answer["message"]
+        assert first["delta"]["role"] == "assistant"
+        assert not first["delta"]["content"]
         assert (last["delta"], last["finish_reason"]) == ({}, answer["finish_reason"])
         assert all(choice["finish_reason"] is None for choice in (first, *rest))
-        assert "".join(c["delta"]["content"] for c in rest) == answer["message"]["content"]
+        text = "".join(c["delta"].get("content", "") for c in rest)
+        assert text == (message["content"] or "")
+        assert joined_calls(rest) == [call["function"] for call in message.get("tool_calls", [])]
         entries = [e for c in rest if c["logprobs"] for e in c["logprobs"]["content"]]
         assert entries == (answer["logprobs"] or {"content": []})["content"]
 
