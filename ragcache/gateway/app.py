@@ -18,7 +18,8 @@ from ragcache.gateway.backend import BACKEND, Backend
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
 from ragcache.gateway.openai import chat_completions, completions
-from ragcache.gateway.tenants import TENANTS, Tenants, authenticate
+from ragcache.gateway.openapi import DESCRIPTION, Description, openapi
+from ragcache.gateway.tenants import OPEN_PATHS, TENANTS, Tenants, authenticate
 from ragcache.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ ROUTES = (
     web.get("/cache/explain/{id}", operations.cache_explain),
     web.post("/cache/reset", operations.cache_reset),
     web.post("/reset_prefix_cache", operations.cache_reset),
+    web.get("/openapi.json", openapi),
 )
 
 
@@ -62,6 +64,7 @@ def create_app(
     app[BACKEND] = Backend(loading)
     app[METRICS] = Metrics(app[BACKEND])
     app[TENANTS] = Tenants(api_keys)
+    app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)
     app.on_response_prepare.append(show_request_id)
     app.add_routes(ROUTES)
     return app

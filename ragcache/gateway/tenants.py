@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from ragcache.errors import Unauthorized
 
 # Probes and scrapers have no key, and what they read tells nothing about a tenant.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
 
 
 class Tenants:
