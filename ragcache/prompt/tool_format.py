@@ -115,7 +115,7 @@ _MISTRAL_LIST = _format(
 _MISTRAL = _format(
     MISTRAL,
     {"name": "{name}", "arguments": "{content}"},
-    open_pattern=r"\[TOOL_CALLS\](?P<name>[^\s\[\]]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+    open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]",
     close_pattern=r"(?=\s*\[TOOL_CALLS\])",
     repeats=True,
 )

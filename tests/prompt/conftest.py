@@ -22,6 +22,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from ragcache.prompt.tokenize import PromptTokenizer
+from ragcache.prompt.tool_format import ToolFormat, adapted_format, native_format
 from ragcache.types import ChatPrompt, Message
 
 CORPUS = [
@@ -82,6 +83,17 @@ LAST_TOOLS = """\
 {{- (c.function.arguments | tojson) + '}' }}{{- '' if loop.last else ', ' }}{% endfor %}
 {{- ']</s>' }}{% else %}{{- m.content + '</s>' }}{% endif %}
 {%- endfor %}"""
+
+# What real templates hold of their model's form of calls; the rest of them does not matter here.
+FORMS = {
+    "hermes": """'<tool_call>\\n{"name": "' '", "arguments": '""",
+    "qwen3": """'<think>' '<tool_call>\\n{"name": "' '", "arguments": '""",
+    "qwen_xml": "'<tool_call>\\n<function=' + call.name + '>' call.arguments",
+    "llama3": """'Environment: ipython' '{"name": ' '"parameters": '""",
+    "mistral_list": "'[TOOL_CALLS] ['",
+    "mistral": "'[TOOL_CALLS]' + name + '[ARGS]'",
+    "glm": "'<tool_call>' + name '<arg_key>' arguments",
+}
 
 CLOCK = "{{ strftime_now('%d %b %Y %H:%M:%S') + '\n' }}" + CHATML
 
@@ -257,6 +269,14 @@ def chat() -> Callable[..., ChatPrompt]:
 def tools() -> Any:
     """One tool definition, in OpenAI's form."""
     return TOOLS
+
+
+@pytest.fixture(scope="session")
+def forms() -> Callable[[str], ToolFormat]:
+    """The form of tool calls of a family of models."""
+    tokenizer = _build("byte_level", "chatml")
+    forms = {name: native_format(source, tokenizer) for name, source in FORMS.items()}
+    return {**forms, "smollm2": adapted_format("", tokenizer)}.__getitem__
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,3 +93,17 @@ def test_a_window_does_not_grow_with_the_text(prompts: Prompts, build: Any) -> N
     assert len(ids) > 200
     stream(Counting(tokenizer), ids, [1] * len(ids))
     assert longest <= 3
+
+
+@pytest.mark.parametrize("family", ["byte_level", "metaspace"])
+def test_special_tokens_can_be_made_visible(family: str, build: Any, prompts: Any) -> None:
+    tokenizer = build(family, "chatml")
+    vocabulary = prompts(family).vocabulary
+    shown, hidden = ("<|im_start|>", "<|im_end|>") if family == "byte_level" else ("<s>", "</s>")
+    words = tokenizer.encode("the fox", add_special_tokens=False)
+    ids = [*words, *tokenizer.convert_tokens_to_ids([shown, hidden]), *words]
+    pieces = [Detokenizer.of(vocabulary), Detokenizer.of(vocabulary, {shown})]
+    plain, visible = (each.push(ids) + each.finish() for each in pieces)
+    assert (shown in plain, hidden in plain) == (False, False)
+    assert (shown in visible, hidden in visible) == (True, False)
+    assert visible.replace(shown, "") == plain

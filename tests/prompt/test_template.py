@@ -100,32 +100,91 @@ def test_no_template_and_no_messages_are_refused(template: Any, chat: Chat) -> N
     assert refusal(template("chatml"), chat()).param == "messages"
 
 
-@pytest.mark.parametrize(
-    ("name", "supported"),
-    [("chatml", False), ("hermes", True), ("llama3", True), ("last_tools", True), ("none", False)],
-)
-def test_tools_are_refused_where_they_would_be_dropped(
-    name: str, supported: bool, template: Any, chat: Chat, tools: Any
+@pytest.mark.parametrize("name", ["hermes", "llama3", "last_tools"])
+def test_a_template_that_knows_tools_renders_them_itself(
+    name: str, template: Any, build: Any, chat: Chat, tools: Any
 ) -> None:
-    assert template(name).supports_tools is supported
-    if not supported and name != "none":
-        assert refusal(template(name), chat("a", tools=tools)).param == "tools"
+    conversation = chat("a", Message("assistant", "", tool_calls=(CALL,)), tools=tools)
+    dicts = [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"b": 1, "a": 2}}}],
+        },
+    ]
+    assert render(template(name), conversation) == build("byte_level", name).apply_chat_template(
+        dicts, tools=list(tools), tokenize=False, add_generation_prompt=True
+    )
 
 
-def test_tool_calls_are_refused_where_they_would_be_dropped(template: Any, chat: Chat) -> None:
+def test_markers_and_strictness_of_tools_change_no_token(
+    template: Any, chat: Chat, tools: Any
+) -> None:
+    marker = {"cache_control": {"type": "ephemeral"}}
+    function = {"strict": True, **tools[0]["function"], **marker}
+    marked = {**marker, "type": "function", "defer": 1, "function": function}
+    for name in ("hermes", "llama3", "chatml"):
+        plain, other = (
+            render(template(name), chat("a", tools=given)) for given in (tools, [marked])
+        )
+        assert plain == other
+        assert "Search the documents" in plain
+
+
+def test_the_old_role_of_results_is_the_new_one(template: Any, chat: Chat) -> None:
+    for name in ("hermes", "chatml", "llama3"):
+        function, tool = (
+            render(template(name), chat("a", "b", Message(role, "c")))
+            for role in ("function", "tool")
+        )
+        assert function == tool
+
+
+@pytest.mark.parametrize(
+    ("ids", "results", "refused"),
+    [
+        (["1", "2"], ["2", "1"], None),
+        (["1"], ["2"], 2),
+        (["1"], ["1", "1"], 3),
+        (["1"], [None], None),
+        ([], ["1"], None),
+    ],
+)
+def test_a_result_needs_a_call_that_waits_for_it(
+    ids: list[str], results: list[str], refused: int | None, template: Any, chat: Chat
+) -> None:
+    calls = tuple({**CALL, "id": id} for id in ids)
+    answers = [Message("tool", "c", tool_call_id=id) for id in results]
+    prompt = chat("a", Message("assistant", "", tool_calls=calls), *answers)
+    if refused is None:
+        render(template("chatml"), prompt)
+    else:
+        assert refusal(template("chatml"), prompt).param == f"messages[{refused}].tool_call_id"
+
+
+def test_ids_may_be_used_again_and_results_outlive_calls_that_were_cut_off(
+    template: Any, chat: Chat
+) -> None:
     call = Message("assistant", "", tool_calls=(CALL,))
-    assert refusal(template("chatml"), chat("a", call)).param == "messages[1].tool_calls"
+    result = Message("tool", "c", tool_call_id="call_1")
+    for turns in ([call, result, call, result], [result, "b", call, result]):
+        render(template("chatml"), chat("a", *turns))
 
 
 def test_a_template_for_tools_only_counts_as_support(
     build: Any, chat: Chat, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = build("byte_level", "chatml")
-    both = {"default": tokenizer.chat_template, "tool_use": "{{ tools | tojson }}"}
+    with_calls = "{{ messages[1].tool_calls[0] if messages[1] and messages[1].tool_calls }}"
+    both = {
+        "default": "{# [TOOL_CALLS] #}" + with_calls,
+        "tool_use": "{{ tools | tojson }}" + with_calls,
+    }
     monkeypatch.setattr(tokenizer, "chat_template", both)
     template = ChatTemplate(tokenizer)
     assert render(template, chat("a", tools=tools)) == json.dumps(list(tools))
-    assert "<|im_start|>user" in render(template, chat("a"))
+    assert render(template, chat("a")) == ""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +192,10 @@ def test_a_template_for_tools_only_counts_as_support(
     [
         (ChatPrompt((Message("user", "a"), Message("user", "b\ud83d"))), "messages[1].content"),
         (ChatPrompt((Message("user", "a", name="\ud83d"),)), "messages[0].name"),
-        (ChatPrompt((Message("user", "a"),), ({"f": {"d": ["\ud83d"]}},)), "tools[0].f.d[0]"),
+        (
+            ChatPrompt((Message("user", "a"),), ({"function": {"parameters": ["\ud83d"]}},)),
+            "tools[0].function.parameters[0]",
+        ),
         (ChatPrompt((Message("user", "a"),), (), {"x": "\ud83d"}), "chat_template_kwargs.x"),
     ],
 )
@@ -145,7 +207,8 @@ def test_nesting_without_end_is_refused(template: Any, chat: Chat) -> None:
     tool: dict[str, Any] = {}
     for _ in range(10_000):
         tool = {"a": tool}
-    assert "nested" in refusal(template("hermes"), chat("a", tools=[tool])).message
+    tools = [{"type": "function", "function": {"name": "f", "parameters": tool}}]
+    assert "nested" in refusal(template("hermes"), chat("a", tools=tools)).message
 
 
 def test_options_reach_the_template_but_cannot_replace_the_conversation(
