@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 # Unicode noncharacters: never assigned, so they are rare in text; where they do occur they are
 # escaped themselves (OPEN becomes ESCAPE "0", and so on).
-_OPEN, _CLOSE, _ESCAPE = "\ufdd0\ufdd1\ufdd2"
+_RESERVED = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4"
+_OPEN, _CLOSE, _ESCAPE = tuple(_RESERVED[:3])
+PLACE_OPEN, PLACE_CLOSE = tuple(_RESERVED[3:])  # not written here: they mark places in a rendering
+_ESCAPED = {ord(char): f"{_ESCAPE}{number}" for number, char in enumerate(_RESERVED)}
+_FIND_ESCAPED = re.compile(f"{_ESCAPE}([0-{len(_RESERVED) - 1}])")
 
 
 class Part(NamedTuple):
@@ -76,24 +80,33 @@ class ControlTokens:
         if text := rendered[end:]:
             yield Part(text, unescape(text), is_data=False)
 
+    def locate(self, marked: str, end: int) -> int:
+        """Length of the part of a marked string that shows its first `end` characters.
+
+        A control token that reaches across the end is left out.
+        """
+        length = 0
+        for part in self.split(marked):
+            if end < len(part.text):
+                return length + (0 if part.is_data else len(_escape(part.text[:end])))
+            end -= len(part.text)
+            length += len(part.marked)
+        return length
+
     def unmark(self, rendered: str) -> str:
         """The rendering as the client and the template wrote it."""
         return "".join(part.text for part in self.split(rendered))
 
 
 def _escape(text: str) -> str:
-    if not any(mark in text for mark in (_OPEN, _CLOSE, _ESCAPE)):
-        return text
-    text = text.replace(_ESCAPE, f"{_ESCAPE}2")
-    return text.replace(_OPEN, f"{_ESCAPE}0").replace(_CLOSE, f"{_ESCAPE}1")
+    return text.translate(_ESCAPED) if any(map(text.__contains__, _RESERVED)) else text
 
 
 def unescape(marked: str) -> str:
     """Undo the escaping of the mark characters themselves."""
     if _ESCAPE not in marked:
         return marked
-    text = marked.replace(f"{_ESCAPE}0", _OPEN).replace(f"{_ESCAPE}1", _CLOSE)
-    return text.replace(f"{_ESCAPE}2", _ESCAPE)
+    return _FIND_ESCAPED.sub(lambda match: _RESERVED[int(match[1])], marked)
 
 
 def _any_of(tokens: Iterable[str]) -> str:

@@ -19,7 +19,9 @@ class Piece(NamedTuple):
     """A stretch of a rendered prompt that is encoded on its own."""
 
     marked: str  # as it stands in the rendering
+    text: str
     ids: Sequence[int]
+    anchor: str | None = None  # what stood before `text` when it was encoded; None: a control token
 
 
 class Encoder:
@@ -38,6 +40,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._control = control
         self._remembered = EncodingMemo(self._encode)
+        self._remembered_spans = EncodingMemo(self._encode_spans, max_bytes=8 << 20)
         self._anchors = [(anchor, self._encode(anchor)) for anchor in ("\n", "a")]
         self._data_ids = {"": (), **self._encode_as_data()}
         self._border_ids = self._find_borders(template_text)
@@ -47,54 +50,82 @@ class Encoder:
         """Token ids of plain text: special tokens in it are parsed, BOS is added as usual."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
 
-    def encode(self, rendered: str) -> list[int]:
-        """Token ids of a rendered chat prompt; marked control tokens become ordinary text."""
-        ids: list[int] = []
-        for piece in self._pieces(rendered):
-            ids.extend(piece.ids)
-        return ids
+    def find_raw_character(self, text: str, token: int) -> int:
+        """The character at which a token of `encode_raw(text)` begins."""
+        return _start(self._encode_spans(text, add_special_tokens=True), token) if token else 0
 
-    def count_tokens(self, rendered: str, ends: Iterable[int]) -> list[int]:
-        """How many tokens lie within the first `end` characters, for each of ascending `ends`.
+    def pieces(self, rendered: str) -> list[Piece]:
+        """Encode a rendered chat prompt; marked control tokens become ordinary text."""
+        return list(self._cut(rendered))
 
-        A token that reaches across an end belongs to what follows: it depends on it.
+    def count_tokens(self, pieces: Iterable[Piece], ends: Iterable[int]) -> list[int]:
+        """How many tokens lie within the first `end` characters of the rendering, for each end.
+
+        `ends` ascend. A token that reaches across an end belongs to what follows: it depends on it.
         """
-        pieces = self._pieces(rendered)
-        piece, start, tokens = next(pieces, None), 0, 0
+        rest = iter(pieces)
+        piece, start, tokens = next(rest, None), 0, 0
         counts = []
         for end in ends:
             while piece and start + len(piece.marked) <= end:
                 start, tokens = start + len(piece.marked), tokens + len(piece.ids)
-                piece = next(pieces, None)
-            within = self._count_within(piece, end - start) if piece and end > start else 0
-            counts.append(tokens + within)
+                piece = next(rest, None)
+            counts.append(tokens + (self._count_within(piece, end - start) if piece else 0))
         return counts
 
-    def _count_within(self, piece: Piece, end: int) -> int:
-        text = unescape(piece.marked)
-        offsets = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].offsets
-        count = bisect_right([last for _, last in offsets], len(unescape(piece.marked[:end])))
-        return min(count, len(piece.ids))
+    def find_character(self, pieces: Iterable[Piece], token: int) -> int:
+        """The character of the text with which a token begins; behind the last token, its length.
 
-    def _pieces(self, rendered: str) -> Iterator[Piece]:
+        Tokens that share a character all begin with it, as do those of a control token that is
+        data: its first one is theirs.
+        """
+        start = 0
+        for piece in pieces:
+            if token < len(piece.ids):
+                return start + self._start_within(piece, token)
+            start, token = start + len(piece.text), token - len(piece.ids)
+        return start
+
+    def _count_within(self, piece: Piece, end: int) -> int:
+        if piece.anchor is None or not end:
+            return 0
+        spans = self._spans(piece)
+        length = len(piece.anchor) + len(unescape(piece.marked[:end]))
+        return bisect_right(range(len(piece.ids)), length, key=lambda token: spans[2 * token + 1])
+
+    def _start_within(self, piece: Piece, token: int) -> int:
+        if piece.anchor is None or not token:
+            return 0
+        return _start(self._spans(piece), token) - len(piece.anchor)
+
+    def _spans(self, piece: Piece) -> Sequence[int]:
+        """Start and end of each token of a piece, in one row; the anchor counts too."""
+        spans = self._remembered_spans((piece.anchor or "") + piece.text)
+        return spans[len(spans) - 2 * len(piece.ids) :]
+
+    def _cut(self, rendered: str) -> Iterator[Piece]:
         inside = False  # whether text goes on, although it is cut here
         for part in self._control.split(rendered):
             if part.is_data:
                 inside = True
-                yield Piece(part.marked, self._data_ids[part.text])
+                yield Piece(part.marked, part.text, self._data_ids[part.text])
                 continue
             for marked in filter(None, self._borders.split(part.marked)):
                 if (border := self._border_ids.get(marked)) is not None:
                     inside = False
-                    yield Piece(marked, [border])
+                    yield Piece(marked, marked, [border])
                 else:
-                    yield Piece(marked, self._encode_piece(unescape(marked), inside))
+                    yield self._encode_piece(marked, inside)
 
-    def _encode_piece(self, text: str, inside: bool) -> Sequence[int]:
-        return self._encode_inside(self._remembered, text) if inside else self._remembered(text)
+    def _encode_piece(self, marked: str, inside: bool) -> Piece:
+        text, encode = unescape(marked), self._remembered
+        anchor, ids = self._encode_inside(encode, text) if inside else ("", encode(text))
+        return Piece(marked, text, ids, anchor)
 
-    def _encode_inside(self, encode: Callable[[str], Sequence[int]], text: str) -> Sequence[int]:
-        """Encode `text` as it reads in the middle of a text.
+    def _encode_inside(
+        self, encode: Callable[[str], Sequence[int]], text: str
+    ) -> tuple[str, Sequence[int]]:
+        """Encode `text` as it reads in the middle of a text; with what was put in front for that.
 
         SentencePiece-like tokenizers put a space in front of a text. With something else in
         front they do not, and where that stays a token of its own it can be taken off again.
@@ -102,23 +133,27 @@ class Encoder:
         for anchor, anchor_ids in self._anchors:
             ids = encode(anchor + text)
             if list(ids[: len(anchor_ids)]) == anchor_ids:
-                return ids[len(anchor_ids) :]
-        return encode(text)
+                return anchor, ids[len(anchor_ids) :]
+        return "", encode(text)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def _encode_spans(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return [place for span in encoding.offsets for place in span]
 
     def _encode_as_data(self) -> dict[str, Sequence[int]]:
         """Ids of each control token read as ordinary text."""
         tokens = self._control.tokens
         control_ids = {self._tokenizer.token_to_id(token) for token in tokens}
         self._tokenizer.encode_special_tokens = True  # that is: as text
-        ids = {token: self._encode_inside(self._encode, token) for token in tokens}
+        ids = {token: self._encode_inside(self._encode, token)[1] for token in tokens}
         # Other added tokens are still found, and a model that has control tokens in its own
         # vocabulary finds those; neither happens in single characters.
         for token in tokens:
             if not control_ids.isdisjoint(ids[token]):
-                chars = (self._encode_inside(self._encode, char) for char in token)
+                chars = (self._encode_inside(self._encode, char)[1] for char in token)
                 ids[token] = [id for char_ids in chars for id in char_ids]
         self._tokenizer.encode_special_tokens = False
         return ids
@@ -143,6 +178,11 @@ class Encoder:
             self._encode(left + token + right) == [*self._encode(left), id, *self._encode(right)]
             for left, right in zip(_PROBES, reversed(_PROBES), strict=True)
         )
+
+
+def _start(spans: Sequence[int], token: int) -> int:
+    """The character at which a token begins; what no token covers counts to the next one."""
+    return min(spans[2 * token - 1 : 2 * token + 1])
 
 
 def _may_swallow(other: str, token: str) -> bool:

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from ragcache.errors import ContextLengthExceeded, InvalidRequest
 from ragcache.prompt.bounds import LengthBound
 from ragcache.prompt.detokenize import Detokenizer
 from ragcache.prompt.encoder import Encoder
-from ragcache.prompt.segments import Segment, outline
-from ragcache.prompt.template import ChatTemplate, Conversation, require_encodable
+from ragcache.prompt.layout import ChatTokens, PlainPrompt, PromptLayout, TokenizedPrompt
+from ragcache.prompt.template import ChatTemplate, require_encodable
 from ragcache.prompt.vocabulary import Vocabulary
 from ragcache.types import ChatPrompt
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """A prompt as the engine takes it, and the text that its tokens are."""
-
-    token_ids: list[int]
-    text: str
-    _find_segments: Callable[[], tuple[Segment, ...]] = field(repr=False, compare=False)
-
-    def segments(self) -> tuple[Segment, ...]:
-        """The named parts of the prompt, in order and without gaps.
-
-        Found when asked for, at the cost of rendering the conversation once per message; for a
-        long one that is work for a thread.
-        """
-        return self._find_segments()
 
 
 class PromptTokenizer:
@@ -53,6 +37,7 @@ class PromptTokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = False  # that is: parse them
+        _keep_whole_spans(backend.post_processor)
         self.template = ChatTemplate(tokenizer)
         self.vocabulary = Vocabulary(backend)
         special_texts = map(str, tokenizer.special_tokens_map.values())
@@ -71,9 +56,12 @@ class PromptTokenizer:
         rendered = self.template.render(conversation)
         text = self.template.control.unmark(rendered)
         self._refuse_certain_excess(text, max_tokens, "messages")
-        ids = self._encoder.encode(rendered)
+        pieces = self._encoder.pieces(rendered)
+        ids = list(chain.from_iterable(piece.ids for piece in pieces))
         _refuse_excess(len(ids), max_tokens, "messages")
-        return TokenizedPrompt(ids, text, partial(self._segments, conversation, rendered))
+        return ChatTokens(
+            ids, text, prompt, conversation, rendered, pieces, self.template, self._encoder
+        )
 
     def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
         """Encode raw text: special tokens in it are parsed, and the tokenizer adds its own.
@@ -86,14 +74,16 @@ class PromptTokenizer:
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         _refuse_excess(len(ids), max_tokens, "prompt")
-        return TokenizedPrompt(ids, text, lambda: (Segment("prompt", 0, len(ids)),))
+        find_character = partial(self._encoder.find_raw_character, text)
+        return PlainPrompt(ids, text, find_character)
 
-    def _segments(self, conversation: Conversation, rendered: str) -> tuple[Segment, ...]:
-        marks = outline(self.template, conversation, rendered)
-        ends = self._encoder.count_tokens(rendered, [mark.end for mark in marks])
-        starts = [0, *ends[:-1]]
-        names = [mark.name for mark in marks]
-        return tuple(map(Segment, names, starts, ends))
+    def read_tokens(self, token_ids: Sequence[int]) -> TokenizedPrompt:
+        """A prompt that was given as token ids; special ones read as their names."""
+        text = self._read(token_ids)
+        return PlainPrompt(list(token_ids), text, lambda token: len(self._read(token_ids[:token])))
+
+    def _read(self, token_ids: Iterable[int]) -> str:
+        return b"".join(map(self.vocabulary.token_bytes, token_ids)).decode("utf-8", "replace")
 
     def _refuse_certain_excess(self, text: str, max_tokens: int | None, param: str) -> None:
         _refuse_excess(self._length_bound.min_tokens(text), max_tokens, param, "at least ")
@@ -106,11 +96,6 @@ class TokenizerPool:
         self.prompts = PromptTokenizer(tokenizer)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
 
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the chat template renders tool definitions."""
-        return self.prompts.template.supports_tools
-
     async def encode_chat(
         self, prompt: ChatPrompt, max_tokens: int | None = None
     ) -> TokenizedPrompt:
@@ -121,13 +106,21 @@ class TokenizerPool:
         """`PromptTokenizer.encode_text` on a thread."""
         return await self._run(self.prompts.encode_text, text, max_tokens)
 
-    async def segments(self, prompt: TokenizedPrompt) -> tuple[Segment, ...]:
-        """`TokenizedPrompt.segments` on a thread."""
-        return await self._run(prompt.segments)
+    async def read_tokens(self, token_ids: Sequence[int]) -> TokenizedPrompt:
+        """`PromptTokenizer.read_tokens` on a thread."""
+        return await self._run(self.prompts.read_tokens, token_ids)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new detokenizer, for one choice."""
-        return Detokenizer.of(self.prompts.vocabulary)
+    async def layout(self, prompt: TokenizedPrompt) -> PromptLayout:
+        """`TokenizedPrompt.layout` on a thread."""
+        return await self._run(prompt.layout)
+
+    async def place(self, prompt: TokenizedPrompt, token: int) -> tuple[str, int]:
+        """`TokenizedPrompt.place` on a thread."""
+        return await self._run(prompt.place, token)
+
+    def detokenizer(self, visible: Collection[str] = ()) -> Detokenizer:
+        """A new detokenizer, for one choice; `visible` special tokens are part of its text."""
+        return Detokenizer.of(self.prompts.vocabulary, visible)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """A token as text, U+FFFD for a part of a character, and as UTF-8 bytes."""
@@ -139,6 +132,14 @@ class TokenizerPool:
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+
+def _keep_whole_spans(post_processor: Any) -> None:
+    """Let the span of a token include its white space, which it depends on."""
+    is_sequence = isinstance(post_processor, processors.Sequence)
+    for processor in post_processor if is_sequence else [post_processor]:
+        if hasattr(processor, "trim_offsets"):
+            processor.trim_offsets = False
 
 
 def _refuse_excess(

@@ -133,8 +133,9 @@ async def test_concurrent_prompts_get_the_tokens_of_serial_ones(
     results = await asyncio.gather(*map(pool.encode_chat, chats), pool.encode_text("raw"))
     expected = [smollm2_prompts.encode_chat(prompt).token_ids for prompt in chats]
     assert [result.token_ids for result in results[:-1]] == expected
-    segments = await asyncio.gather(*map(pool.segments, results[:-1]))
-    assert all(found[-1].end == len(ids) for found, ids in zip(segments, expected, strict=True))
+    layouts = await asyncio.gather(*map(pool.layout, results[:-1]))
+    ends = [layout.segments[-1].end for layout in layouts]
+    assert ends == [len(ids) for ids in expected]
 
 
 async def test_the_event_loop_runs_while_a_huge_prompt_is_encoded(
@@ -158,4 +159,12 @@ async def test_a_pool_reads_tokens_back(pool: TokenizerPool) -> None:
     prompt = await pool.encode_text("grüße 😀")
     assert pool.detokenizer().push(prompt.token_ids) == "grüße 😀"
     assert b"".join(pool.token_text(id)[1] for id in prompt.token_ids).decode() == "grüße 😀"
-    assert not pool.supports_tools
+
+
+async def test_token_ids_read_as_their_text_and_are_one_segment(pool: TokenizerPool) -> None:
+    ids = (await pool.encode_text("<|im_start|>grüße 😀!")).token_ids
+    prompt = await pool.read_tokens(ids)
+    assert (prompt.token_ids, prompt.text) == (ids, "<|im_start|>grüße 😀!")
+    assert (await pool.layout(prompt)).segments == (("prompt", 0, len(ids)),)
+    assert await pool.place(prompt, 1) == ("prompt", len("<|im_start|>"))
+    assert await pool.place(prompt, len(ids) - 1) == ("prompt", len("<|im_start|>grüße 😀"))
