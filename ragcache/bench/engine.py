@@ -120,7 +120,7 @@ class _Sides:
         sequence = Sequence(request, 0)
         cache.admit(sequence.row, cache.plan(prompt, b""))
         sequence.num_computed = case.context
-        return Chunk(sequence, case.query)
+        return Chunk(sequence, case.context, case.query)
 
     def _plain_step(self, case: Case) -> Callable[[], float]:
         model = self._model

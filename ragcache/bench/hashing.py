@@ -31,8 +31,7 @@ class HashRunner:
             self._slots[target] = self._slots[source]
         layout = batch.layout
         self._slots.reshape(-1)[layout.slot_mapping.numpy()] = batch.input_ids[0].numpy()
-        ends = (layout.cu_q[1:] - 1).tolist()
-        rows = [self._context(layout, ends.index(last)) for last in batch.last_idx.tolist()]
+        rows = [self._context(layout, row) for row in batch.last_idx.tolist()]
         return torch.stack([self.logits(row) for row in rows]) if rows else torch.empty(0, 1)
 
     def logits(self, context: NDArray[np.int64]) -> Tensor:
@@ -41,8 +40,10 @@ class HashRunner:
         values = np.random.default_rng(seed).standard_normal(self._vocab_size, dtype=np.float32)
         return torch.from_numpy(values)
 
-    def _context(self, layout: StepLayout, sequence: int) -> NDArray[np.int64]:
-        length = int(layout.kv_len[sequence])
+    def _context(self, layout: StepLayout, row: int) -> NDArray[np.int64]:
+        sequence = int((layout.cu_q <= row).sum()) - 1
+        behind = int(layout.cu_q[sequence + 1]) - 1 - row
+        length = int(layout.kv_len[sequence]) - behind
         blocks = -(-length // layout.block_size)
         table = layout.block_table[sequence, :blocks].numpy()
         context: NDArray[np.int64] = self._slots[table].reshape(-1)[:length]

@@ -18,10 +18,11 @@ Slots = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One forward pass over T tokens of S sequences, of which S' are sampled.
+    """One forward pass over T tokens of S sequences.
 
     `input_ids`, `position_ids`: `[1, T]` int64. `last_idx`: `[S']` int64, the rows whose logits
-    are wanted. `copies`: block pairs to copy before the pass. All on the host.
+    are wanted, the last `num_logits` of each chunk. `copies`: block pairs to copy before the
+    pass. All on the host.
     """
 
     input_ids: Tensor
@@ -33,7 +34,7 @@ class StepBatch:
 
 def build_batch(chunks: list[Chunk], cache: PrefixCache) -> StepBatch:
     """Pack the chunks of a step; their rows must cover the tokens that are run."""
-    spans = [(c.sequence, c.sequence.num_computed, c.count) for c in chunks]
+    spans = [(c.sequence, c.start, c.count) for c in chunks]
     tables = [np.asarray(cache.table(s.row), dtype=np.int64) for s, _, _ in spans]
     positions = [np.arange(start, start + count) for _, start, count in spans]
     slots = [_slots(t, p, cache.block_size) for t, p in zip(tables, positions, strict=True)]
@@ -46,11 +47,12 @@ def build_batch(chunks: list[Chunk], cache: PrefixCache) -> StepBatch:
         slot_mapping=torch.from_numpy(np.concatenate(slots)),
         block_size=cache.block_size,
     )
-    last = [int(cu_q[i + 1]) - 1 for i, chunk in enumerate(chunks) if chunk.samples]
+    ends = zip(chunks, cu_q[1:], strict=True)
+    wanted = [np.arange(stop - chunk.num_logits, stop) for chunk, stop in ends]
     return StepBatch(
         input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
         position_ids=torch.from_numpy(np.concatenate(positions))[None],
-        last_idx=torch.tensor(last, dtype=torch.int64),
+        last_idx=torch.from_numpy(np.concatenate(wanted)),
         layout=layout,
         copies=cache.take_copies(),
     )

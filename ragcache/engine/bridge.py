@@ -6,7 +6,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 
-from ragcache.engine.loop import Engine, Events
+from ragcache.engine.answers import Events
+from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
 from ragcache.errors import EngineUnavailable, GenerationFailed, Overloaded
 from ragcache.types import EngineEvent, Failed, Finished
@@ -139,6 +140,6 @@ class EngineClient:
         """Deliver nothing more to this request."""
         self._mailboxes.discard(request_id)
 
-    async def reset_cache(self) -> bool:
-        """Forget all cached blocks; False while blocks are held."""
-        return await asyncio.wrap_future(self.engine.reset_cache())
+    async def drop(self, owner: bytes) -> int:
+        """Forget the blocks of all namespaces that begin with `owner`; gives their number."""
+        return await asyncio.wrap_future(self.engine.drop(owner))

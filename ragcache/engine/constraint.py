@@ -17,11 +17,16 @@ class Constraint(Protocol):
     def fill_mask(self, bits: NDArray[np.int32]) -> None:
         """Set bit t % 32 of `bits[t // 32]` for each allowed token t, clear all others.
 
-        `bits` is `[ceil(V / 32)]`. At least one token is allowed unless `finished`.
+        `bits` is `[ceil(V / 32)]`. At least one token is allowed unless `finished`. Of a grammar
+        that can be followed no further, any bits will do: `advance` raises.
         """
 
     def advance(self, token_id: int) -> None:
-        """Go on behind an allowed token."""
+        """Go on behind an allowed token, which may be an end token.
+
+        Raises:
+            GenerationFailed: when the grammar can be followed no further.
+        """
 
     def forced(self) -> list[int]:
         """Tokens that must come next, maybe none; goes on behind them."""

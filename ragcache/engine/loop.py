@@ -11,29 +11,17 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from torch import Tensor
-
+from ragcache.engine.answers import Answers, Events
 from ragcache.engine.batch import build_batch
-from ragcache.engine.request import Request, Sequence
+from ragcache.engine.request import Request
 from ragcache.engine.runner import Runner
-from ragcache.engine.sampler import Sampled, sample
 from ragcache.engine.scheduler import Chunk, Scheduler
 from ragcache.errors import EngineUnavailable
-from ragcache.types import (
-    Admitted,
-    EngineEvent,
-    EngineStats,
-    Failed,
-    Finished,
-    FinishReason,
-    Token,
-)
+from ragcache.types import EngineStats
 
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache checks itself
-
-Events = list[tuple[str, EngineEvent]]
 
 
 class EventSink(Protocol):
@@ -49,8 +37,8 @@ class EventSink(Protocol):
 class Engine:
     """Runs requests on one thread until `stop`; all public methods may be called from any.
 
-    Every submitted request gets `Admitted`, its tokens, and exactly one `Finished` for each
-    choice, unless the engine fails: then the sink is told once, and `failure` is set.
+    Every submitted request gets `Admitted`, `Prefilled`, its tokens, and exactly one `Finished`
+    for each choice, unless the engine fails: then the sink is told once, and `failure` is set.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, sink: EventSink) -> None:
@@ -59,10 +47,9 @@ class Engine:
         self._cache = scheduler.cache
         self._sink = sink
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._requests: dict[str, Request] = {}
-        self._events: Events = []
-        self._replies: set[Future[bool]] = set()
-        self._query_tokens = self._hit_tokens = self._computed_tokens = 0
+        self._answers = Answers(scheduler)
+        self._replies: set[Future[int]] = set()
+        self._computed_tokens = 0
         self._stopping = False
         self.failure: EngineUnavailable | None = None
         self.progressed_at = time.monotonic()  # of the last step or command
@@ -80,21 +67,24 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        self._inbox.put(partial(self._add, request))
+        self._inbox.put(partial(self._answers.add, request))
 
     def abort(self, request_id: str) -> None:
         """End every choice of a request that still runs; unknown ids are fine."""
-        self._inbox.put(partial(self._abort, request_id))
+        self._inbox.put(partial(self._answers.abort, request_id))
 
     def finish(self, request_id: str, index: int) -> None:
         """End one choice because its text is complete."""
-        self._inbox.put(partial(self._finish_choice, request_id, index))
+        self._inbox.put(partial(self._answers.finish, request_id, index))
 
-    def reset_cache(self) -> Future[bool]:
-        """Forget all cached blocks; False, and nothing is forgotten, while blocks are held."""
-        done = Future[bool]()
+    def drop(self, owner: bytes) -> Future[int]:
+        """Forget the blocks of all namespaces that begin with `owner`; gives their number.
+
+        Requests that run go on with their own blocks, which nobody else will find.
+        """
+        done = Future[int]()
         self._replies.add(done)
-        self._inbox.put(partial(self._reset, done))
+        self._inbox.put(partial(self._drop, owner, done))
         if self.failure is not None:
             self._fail_replies(self.failure)
         return done
@@ -141,7 +131,7 @@ class Engine:
 
     def _flush(self) -> None:
         self._show_progress()
-        events, self._events = self._events, []
+        events = self._answers.take_events()
         if events:
             self._sink.deliver(events)
 
@@ -150,34 +140,13 @@ class Engine:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _add(self, request: Request) -> None:
-        self._requests[request.id] = request
-        self._scheduler.add(Sequence(request, 0))
-
-    def _abort(self, request_id: str) -> None:
-        request = self._requests.get(request_id)
-        if request is None:
-            return
-        unborn = [] if request.branched else range(1, request.sampling.n)
-        self._events += [(request_id, Finished(i, FinishReason.ABORT, 0)) for i in unborn]
-        for sequence in list(request.sequences):
-            self._finish(sequence, FinishReason.ABORT)
-
-    def _finish_choice(self, request_id: str, index: int) -> None:
-        request = self._requests.get(request_id)
-        for sequence in list(request.sequences) if request else []:
-            if sequence.index == index:
-                self._finish(sequence, FinishReason.STOP)
-
-    def _reset(self, done: Future[bool]) -> None:
+    def _drop(self, owner: bytes, done: Future[int]) -> None:
         self._replies.discard(done)
         if not done.set_running_or_notify_cancel():
             return
-        free_of_rows = self._cache.counts().held == 0
-        if free_of_rows:
-            self._cache.reset()
-            self.stats = self._snapshot()  # whoever waits for the reply sees its effect
-        done.set_result(free_of_rows)
+        forgotten = self._cache.drop(owner)
+        self.stats = self._snapshot()  # whoever waits for the reply sees its effect
+        done.set_result(forgotten)
 
     def _fail_replies(self, error: EngineUnavailable) -> None:
         while self._replies:
@@ -190,23 +159,13 @@ class Engine:
     def _step(self) -> None:
         chunks = self._scheduler.schedule()
         for sequence, hit_tokens in self._scheduler.take_admitted():
-            self._announce(sequence, hit_tokens)
+            self._answers.announce(sequence, hit_tokens)
         if not chunks:
             return
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         logits = self._runner.run(build_batch(chunks, self._cache))
         self._cache.copies_done()
         self._advance(chunks)
-        self._extend(*self._without_failures(sampling, logits))
-
-    def _announce(self, sequence: Sequence, hit_tokens: int) -> None:
-        """Tell and count a request's hit once; coming back after preemption is not news."""
-        if sequence.index or sequence.num_output or sequence.request.admitted:
-            return
-        sequence.request.admitted = True
-        self._query_tokens += sequence.prompt_len
-        self._hit_tokens += hit_tokens
-        self._events.append((sequence.request.id, Admitted(hit_tokens)))
+        self._answers.extend(chunks, logits)
 
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -215,71 +174,6 @@ class Engine:
             self._computed_tokens += chunk.count
             self._cache.commit(sequence.row, sequence.num_computed)
 
-    def _extend(self, sequences: list[Sequence], logits: Tensor) -> None:
-        """Sample each sequence; a prompt that just completed branches into its n choices."""
-        rows: list[int] = []
-        branches: list[Sequence] = []
-        for row, sequence in enumerate(sequences):
-            grown = [sequence, *self._siblings(sequence)]
-            rows += [row] * len(grown)
-            branches += grown
-        if len(rows) > len(sequences):
-            logits = logits[rows]
-        for sequence, sampled in zip(branches, sample(logits, branches), strict=True):
-            self._append(sequence, sampled)
-
-    def _without_failures(
-        self, sequences: list[Sequence], logits: Tensor
-    ) -> tuple[list[Sequence], Tensor]:
-        """Fail the requests whose logits are not numbers; no token could be chosen from them."""
-        if not sequences:
-            return sequences, logits
-        broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
-        if not broken.any():
-            return sequences, logits
-        for sequence, failed in zip(sequences, broken.tolist(), strict=True):
-            if failed:
-                self._fail(sequence.request, "the model's output is not a number")
-        kept = [s for s in sequences if s.request.id in self._requests]
-        rows = [row for row, s in enumerate(sequences) if s.request.id in self._requests]
-        return kept, logits[rows]
-
-    def _fail(self, request: Request, message: str) -> None:
-        if self._requests.pop(request.id, None) is not None:
-            for sequence in request.sequences:
-                self._scheduler.remove(sequence)
-            self._events.append((request.id, Failed(message)))
-
-    def _siblings(self, sequence: Sequence) -> list[Sequence]:
-        request = sequence.request
-        if request.branched:
-            return []
-        request.branched = True
-        siblings = [Sequence(request, index) for index in range(1, request.sampling.n)]
-        for sibling in siblings:
-            self._scheduler.fork(sequence, sibling)
-        return siblings
-
-    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
-        request = sequence.request
-        sequence.tokens.append(sampled.token_id)
-        if sampled.token_id in request.end_token_ids:
-            self._finish(sequence, FinishReason.STOP)
-            return
-        event = Token(sequence.index, sampled.token_id, sampled.logprob)
-        self._events.append((request.id, event))
-        if sequence.num_output >= request.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        request = sequence.request
-        self._scheduler.remove(sequence)
-        request.sequences.remove(sequence)
-        event = Finished(sequence.index, reason, sequence.num_output)
-        self._events.append((request.id, event))
-        if not request.sequences:
-            del self._requests[request.id]
-
     def _snapshot(self) -> EngineStats:
         scheduler, cache = self._scheduler, self._cache
         return EngineStats(
@@ -287,9 +181,10 @@ class Engine:
             waiting=len(scheduler.waiting),
             pool=cache.counts(),
             block_size=cache.block_size,
-            query_tokens=self._query_tokens,
-            hit_tokens=self._hit_tokens,
+            query_tokens=self._answers.query_tokens,
+            hit_tokens=self._answers.hit_tokens,
             evictions=cache.evictions,
             preemptions=scheduler.preemptions,
             computed_tokens=self._computed_tokens,
+            retained=cache.retained,
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from ragcache.engine.constraint import Grammar
 from ragcache.prefix.rows import Plan
-from ragcache.types import SamplingParams
+from ragcache.types import SamplingParams, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +15,9 @@ class Request:
     """What the engine needs to know of one request; text ended at the border.
 
     `prompt` holds at least one token id; `sampling.max_tokens` is set. `namespace` says whose
-    cached blocks may be used.
+    cached blocks may be used. Each of the `breakpoints` asks to keep the first so many tokens of
+    the prompt for so many seconds. Only the first `cacheable` tokens are read from the cache or
+    published to it, None for all.
     """
 
     id: str
@@ -22,10 +25,14 @@ class Request:
     sampling: SamplingParams
     namespace: bytes
     eos_token_ids: frozenset[int]
+    grammar: Grammar | None = None
+    breakpoints: tuple[tuple[int, float], ...] = ()
+    cacheable: int | None = None
     admitted: bool = field(init=False, default=False)  # its hit has been announced
     branched: bool = field(init=False, default=False)  # its n choices have been created
     seed: int = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(init=False, default_factory=list)  # from token 1
 
     def __post_init__(self) -> None:
         chosen = self.sampling.seed
@@ -40,19 +47,27 @@ class Request:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Token ids that end a choice."""
-        eos = frozenset() if self.sampling.ignore_eos else self.eos_token_ids
+        """Token ids that end a choice; a grammar ends with its end token in any case."""
+        ignored = self.sampling.ignore_eos and self.grammar is None
+        eos = frozenset() if ignored else self.eos_token_ids
         return eos | self.sampling.stop_token_ids
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are asked for and still to come."""
+        wanted = self.sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt) - 1
 
 
 class Sequence:
     """One choice of a request: `num_computed` tokens have KV, chasing `len(tokens)`.
 
-    `tokens` is the prompt and what was sampled so far; it only ever grows, and the prefix cache
-    reads it when blocks are published.
+    `tokens` is the prompt and what came after it so far, sampled or forced by the grammar; it
+    only ever grows, and the prefix cache reads it when blocks are published.
     """
 
     __slots__ = (
+        "constraint",
         "index",
         "num_computed",
         "plan",
@@ -72,6 +87,7 @@ class Sequence:
         self.num_computed = 0
         self.plan: Plan | None = None  # of the last attempt to admit; valid for one generation
         self.shared: dict[str, int] = {}  # leading blocks in common with running rows
+        self.constraint = request.grammar.constraint() if request.grammar else None
         request.sequences.append(self)
 
     @property
@@ -80,11 +96,25 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def readable(self) -> int:
+        """Leading tokens whose KV may come from the cache."""
+        limits = [len(self.tokens) - 1, self.publishable]
+        if self.request.lacks_prompt_logprobs:  # no logits come from the cache
+            limits.append(len(self.request.prompt_logprobs))
+        return min(limits)
+
+    @property
+    def publishable(self) -> int:
+        """Leading tokens whose KV others may find in the cache."""
+        cacheable = self.request.cacheable
+        return len(self.tokens) if cacheable is None else min(cacheable, len(self.tokens))
+
+    @property
     def num_output(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens behind the prompt so far."""
         return len(self.tokens) - self.prompt_len
 
     @property
     def output(self) -> list[int]:
-        """The sampled tokens."""
+        """The tokens behind the prompt."""
         return self.tokens[self.prompt_len :]

@@ -12,14 +12,17 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ragcache.engine.logprobs import token_logprobs
 from ragcache.engine.request import Sequence
 from ragcache.types import SamplingParams, TokenLogprob
 
 COLDEST = 1e-5  # below this temperature only the most likely token is left
 CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
+LOWEST = torch.finfo(torch.float32).min  # as good as forbidden, but better than not allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,13 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """Choose the next token of each sequence from its row of `logits` `[S', V]`.
 
     The logits are overwritten; they hold no NaN. Filters apply in the order of the field's other
-    engines: penalties and bias, temperature, top-k, top-p, min-p.
+    engines: penalties and bias, grammar, temperature, top-k, top-p, min-p.
     """
     logits = logits.float()
     logprobs = _Logprobs(logits, sequences)
     for row, sequence in zip(logits, sequences, strict=True):
         _adjust(row, sequence)
+    _constrain(logits, sequences)
     tokens = _most_likely(logits)
     for i, sequence in enumerate(sequences):
         if sequence.request.sampling.temperature >= COLDEST:
@@ -65,10 +69,7 @@ class _Logprobs:
     def of(self, index: int, token_id: int) -> TokenLogprob | None:
         if index not in self._rows:
             return None
-        row = self._rows[index]
-        values, ids = row.topk(min(self._tops[index], len(row)))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-        return TokenLogprob(token_id, float(row[token_id]), top)
+        return token_logprobs(self._rows[index][None], [token_id], self._tops[index])[0]
 
 
 def _adjust(row: Tensor, sequence: Sequence) -> None:
@@ -92,10 +93,38 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         row[list(request.eos_token_ids | sampling.stop_token_ids)] = -torch.inf
 
 
+def _constrain(logits: Tensor, sequences: list[Sequence]) -> None:
+    """Forbid, in place, what the grammars of the batch do not allow.
+
+    The grammar comes last and wins: of its tokens one is chosen even if all are forbidden.
+    """
+    rows = [(i, s.constraint) for i, s in enumerate(sequences) if s.constraint is not None]
+    if not rows:
+        return
+    vocab_size = logits.shape[1]
+    bits = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
+    for words, (_, constraint) in zip(bits, rows, strict=True):
+        constraint.fill_mask(words)
+    bounds = _bounds(torch.from_numpy(bits).to(logits.device))[:, :vocab_size]
+    for bound, (i, _) in zip(bounds, rows, strict=True):
+        row = logits[i].clamp_(min=LOWEST)
+        torch.minimum(row, bound, out=row)
+
+
+def _bounds(bits: Tensor) -> Tensor:
+    """Upper bounds for logits, `[R, 32 W]`: infinity where a bit of `bits` `[R, W]` is set.
+
+    The minimum with these takes the same time for any mask; `torch.where` is slower on a CPU.
+    """
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    signs = (bits[..., None] >> shifts & 1).float().sub_(0.5)
+    return signs.mul_(torch.inf).flatten(1)
+
+
 def _draw(row: Tensor, sequence: Sequence) -> int:
     sampling = sequence.request.sampling
     best = row.max()
-    if best == -torch.inf:  # every token is forbidden: none is better than another
+    if best <= LOWEST:  # every token is forbidden: none is better than another
         return int(row.argmax())
     scaled = (row - best) / sampling.temperature  # shifted first: a small divisor is safe
     probs = scaled.softmax(dim=-1)

@@ -6,7 +6,8 @@ chunked prefill: Sarathi-Serve, OSDI 2024).
 
 Trade-offs of the policy:
 
-- Decodes go first, one token each, so a long prefill cannot starve running streams.
+- Decodes go first, one token each, so a long prefill cannot starve running streams. The few
+  tokens that a grammar may have forced behind the last sampled one go with them if they fit.
 - The rest of the budget goes to the prefills with the fewest tokens left, which keeps the mean
   time to first token low; the oldest prefill always gets a quarter, so it cannot starve.
 - A waiting sequence is admitted only when it would get tokens in this step: admitting earlier
@@ -28,19 +29,27 @@ from ragcache.prefix.names import shared_blocks
 from ragcache.prefix.rows import Plan
 
 LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
+SHORT_RUN = 16  # forced tokens that still go with the decodes
+MAX_LOGITS = 256  # rows of one chunk; a row of logits is far larger than one of hidden states
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of one sequence, beginning at its `num_computed`."""
+    """`count` tokens of one sequence, from its token number `start`."""
 
     sequence: Sequence
+    start: int
     count: int
 
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the last token, so that a new one is sampled."""
-        return self.count == self.sequence.remaining
+        return self.start + self.count == len(self.sequence.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """How many rows of logits are wanted, the chunk's last ones."""
+        return self.count if self.sequence.request.lacks_prompt_logprobs else int(self.samples)
 
 
 class Scheduler:
@@ -88,24 +97,41 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Choose the next step; empty when nothing can run."""
         decodes = self._decodes()
-        budget = self.max_batch_tokens - len(decodes)
+        budget = self.max_batch_tokens - sum(chunk.count for chunk in decodes)
         self._admit(budget)
         decoding = {chunk.sequence for chunk in decodes}
         pending = [sequence for sequence in self.running if sequence not in decoding]
         return decodes + self._prefills(pending, budget)
 
     def _decodes(self) -> list[Chunk]:
+        sequences = self._grown()
+        spare = self.max_batch_tokens - len(sequences)
         chunks: list[Chunk] = []
+        for sequence in sequences:
+            extra = min(sequence.remaining - 1, spare)
+            spare -= extra
+            chunks.append(Chunk(sequence, sequence.num_computed, 1 + extra))
+        return chunks
+
+    def _grown(self) -> list[Sequence]:
+        """The decoding sequences, after making room for the new tokens of all that run."""
+        decoding: list[Sequence] = []
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
-            if sequence.remaining == 1 and self._grow(sequence):
-                chunks.append(Chunk(sequence, 1))
+            if self._grow(sequence) and self._decoding(sequence):
+                decoding.append(sequence)
             position += 1
-        return chunks
+        return decoding
+
+    @staticmethod
+    def _decoding(sequence: Sequence) -> bool:
+        return sequence.remaining == 1 or (
+            sequence.num_output > 0 and sequence.remaining <= SHORT_RUN
+        )
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Make room for the next token, preempting later sequences; False when itself is."""
+        """Make room for all tokens, preempting later sequences; False when itself is."""
         while not self.cache.grow(sequence.row, len(sequence.tokens)):
             victim = self.running.pop()
             self.cache.release(victim.row)
@@ -117,19 +143,25 @@ class Scheduler:
         return True
 
     def _prefilling(self) -> list[Sequence]:
-        return [sequence for sequence in self.running if sequence.remaining > 1]
+        return [sequence for sequence in self.running if not self._decoding(sequence)]
 
     def _prefills(self, pending: list[Sequence], budget: int) -> list[Chunk]:
         if not pending or budget <= 0:
             return []
-        counts = {pending[0]: min(pending[0].remaining, self._reserve(budget))}
+        counts = {pending[0]: min(self._longest(pending[0]), self._reserve(budget))}
         budget -= counts[pending[0]]
         for sequence in sorted(pending, key=lambda each: each.remaining):
             granted = counts.get(sequence, 0)
-            extra = min(sequence.remaining - granted, budget)
+            extra = min(self._longest(sequence) - granted, budget)
             counts[sequence] = granted + extra
             budget -= extra
-        return [Chunk(sequence, count) for sequence, count in counts.items() if count]
+        return [Chunk(each, each.num_computed, count) for each, count in counts.items() if count]
+
+    @staticmethod
+    def _longest(sequence: Sequence) -> int:
+        """Tokens of the longest chunk that `sequence` may get."""
+        limit = MAX_LOGITS if sequence.request.lacks_prompt_logprobs else sequence.remaining
+        return min(sequence.remaining, limit)
 
     @staticmethod
     def _reserve(budget: int) -> int:
@@ -151,7 +183,9 @@ class Scheduler:
 
     def _plan(self, sequence: Sequence) -> Plan:
         if sequence.plan is None or sequence.plan.generation != self.cache.generation:
-            sequence.plan = self.cache.plan(sequence.tokens, sequence.request.namespace)
+            sequence.plan = self.cache.plan(
+                sequence.tokens, sequence.request.namespace, sequence.readable
+            )
         return sequence.plan
 
     def _held_back(self, sequence: Sequence) -> bool:
@@ -159,9 +193,10 @@ class Scheduler:
         if not self.cache.share:
             return False
         size = self.cache.block_size
-        limit = (len(sequence.tokens) - 1) // size
+        readable = sequence.readable // size
         return any(
-            min(self._shared(sequence, leader), limit) * size > leader.num_computed
+            min(self._shared(sequence, leader), readable, leader.publishable // size) * size
+            > leader.num_computed
             for leader in self._prefilling()
             if leader.request.namespace == sequence.request.namespace
         )
@@ -185,7 +220,7 @@ class Scheduler:
         # One spare block for each running sequence, or the newcomer is preempted at once.
         if plan.blocks_needed + len(self.running) > self.cache.available and self.running:
             return False
-        row = self.cache.admit(sequence.row, plan)
+        row = self.cache.admit(sequence.row, plan, sequence.request.cacheable)
         if row is None:
             return False
         self.waiting.remove(sequence)

@@ -7,17 +7,73 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from ragcache.bench.hashing import HashRunner
-from ragcache.engine.loop import Engine, Events
+from ragcache.engine.answers import Events
+from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
 from ragcache.prefix.cache import PrefixCache
-from ragcache.types import Admitted, Failed, Finished, FinishReason, SamplingParams, Token
+from ragcache.types import (
+    Admitted,
+    Failed,
+    Finished,
+    FinishReason,
+    Prefilled,
+    SamplingParams,
+    Token,
+    TokenLogprob,
+)
 
 VOCAB = 61
 BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A grammar in which output token i is one of `allowed[i]`, and which then is finished.
+
+    With `forcing`, its constraints tell when only one token is left.
+    """
+
+    allowed: list[set[int]]
+    forcing: bool = True
+
+    def constraint(self) -> State:
+        return State(self)
+
+
+class State:
+    """A constraint of `Steps`."""
+
+    def __init__(self, grammar: Steps) -> None:
+        self.grammar = grammar
+        self.position = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.position == len(self.grammar.allowed)
+
+    def fill_mask(self, bits: np.ndarray) -> None:
+        assert not self.finished
+        flags = np.zeros(32 * len(bits), dtype=np.uint8)
+        flags[list(self.grammar.allowed[self.position])] = 1
+        bits[:] = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def advance(self, token_id: int) -> None:
+        assert token_id in self.grammar.allowed[self.position]
+        self.position += 1
+
+    def forced(self) -> list[int]:
+        run: list[int] = []
+        while self.grammar.forcing and not self.finished:
+            if len(self.grammar.allowed[self.position]) > 1:
+                break
+            run += self.grammar.allowed[self.position]
+            self.position += 1
+        return run
 
 
 @dataclass
@@ -25,9 +81,11 @@ class Outcome:
     """Everything that one request was told."""
 
     cached_tokens: int | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
     num_tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)  # of choice 0
     failure: str | None = None
 
 
@@ -45,9 +103,17 @@ class Collector:
                 case Admitted(cached_tokens):
                     assert outcome.cached_tokens is None
                     outcome.cached_tokens = cached_tokens
-                case Token(index, token_id):
+                case Prefilled(logprobs):
+                    assert outcome.cached_tokens is not None
+                    assert outcome.prompt_logprobs is None
+                    assert not outcome.tokens
+                    outcome.prompt_logprobs = logprobs
+                case Token(index, token_id, logprob):
+                    assert outcome.prompt_logprobs is not None
                     assert index not in outcome.finished
                     outcome.tokens.setdefault(index, []).append(token_id)
+                    if index == 0:
+                        outcome.logprobs.append(logprob)
                 case Failed(message):
                     assert outcome.failure is None
                     outcome.failure = message
@@ -82,8 +148,10 @@ class Bench:
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 8, **options) -> None:
         namespace = options.pop("namespace", b"n")
         eos = options.pop("eos", frozenset())
+        names = {"grammar", "breakpoints", "cacheable"} & options.keys()
+        rest = {name: options.pop(name) for name in names}
         sampling = SamplingParams(max_tokens, **{"temperature": 0.0, **options})
-        self.engine.submit(Request(request_id, prompt, sampling, namespace, eos))
+        self.engine.submit(Request(request_id, prompt, sampling, namespace, eos, **rest))
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -105,12 +173,26 @@ class Bench:
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """What the model says without any cache, batch or chunk."""
+        return self.constrained(prompt, [set(range(VOCAB))] * count)
+
+    def logprobs(self, context: list[int]) -> Tensor:
+        """The model's log-probabilities after a context."""
+        return self.model.logits(np.asarray(context)).log_softmax(-1)
+
+    def constrained(self, prompt: list[int], allowed: list[set[int]]) -> list[int]:
+        """The same with the most likely of the allowed tokens at each position."""
         context = list(prompt)
-        for _ in range(count):
-            context.append(int(self.model.logits(np.asarray(context)).argmax()))
+        for tokens in allowed:
+            logits = self.model.logits(np.asarray(context))
+            context.append(max(tokens, key=lambda token: float(logits[token])))
         return context[len(prompt) :]
 
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
     return Bench
+
+
+@pytest.fixture
+def steps() -> Callable[..., Steps]:
+    return Steps

@@ -103,19 +103,20 @@ async def test_a_dead_engine_fails_every_request(client, runner):
     with pytest.raises(EngineUnavailable, match="the device is gone"):
         client.submit(request("later"))
     with pytest.raises(EngineUnavailable):
-        await client.reset_cache()
+        await client.drop(b"n")
     assert client.engine.failure is not None
 
 
-async def test_reset_forgets_only_when_nothing_runs(client):
+async def test_drop_forgets_at_once_even_while_requests_run(client):
     subscription = client.submit(request("a", max_tokens=60))
-    async for _ in subscription:
-        break
-    assert await client.reset_cache() is False
+    async for events in subscription:
+        if any(isinstance(event, Token) for event in events):
+            break
+    assert await client.drop(b"other") == 0
+    assert await client.drop(b"n") > 0
+    assert client.engine.stats.running == 1
     subscription.close()
     await idle(client)
-    assert client.engine.stats.pool.cached > 0
-    assert await client.reset_cache() is True
     assert client.engine.stats.pool.cached == 0
 
 
@@ -155,14 +156,14 @@ async def test_one_choice_can_be_finished_by_the_reader(client):
     assert finished == {0: FinishReason.LENGTH, 1: FinishReason.STOP}
 
 
-async def test_a_reset_that_nobody_waits_for_any_more_is_harmless(client):
+async def test_a_drop_that_nobody_waits_for_any_more_is_harmless(client):
     running = client.submit(request("a", max_tokens=40))
     for _ in range(20):
-        reset = asyncio.ensure_future(client.reset_cache())
+        drop = asyncio.ensure_future(client.drop(b"n"))
         await asyncio.sleep(0)
-        reset.cancel()
+        drop.cancel()
     assert await collect(running)
-    assert await client.reset_cache() is True
+    assert await client.drop(b"n") >= 0
     assert client.engine.failure is None
 
 

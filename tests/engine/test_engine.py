@@ -262,16 +262,31 @@ def test_finish_ends_one_choice_and_leaves_the_others(bench):
     assert outcome.num_tokens[1] < 9
 
 
-def test_reset_is_refused_while_blocks_are_held(bench):
+def test_drop_forgets_one_owner_and_disturbs_no_running_request(bench):
     engine = bench()
-    engine.submit("a", PROMPT)
+    for name, namespace in (("a", b"one"), ("b", b"two")):
+        engine.submit(name, PROMPT, namespace=namespace)
+        engine.drain()
+    engine.submit("running", PROMPT, namespace=b"one")
     engine.step(2)
-    refused = engine.engine.reset_cache()
+    dropped = engine.engine.drop(b"one")
+    outcome = engine.drain()["running"]
+    assert dropped.result() == 5  # of 20 computed tokens
+    assert outcome.tokens[0] == engine.greedy(PROMPT, 8)
+    for name, namespace in (("c", b"one"), ("d", b"two")):
+        engine.submit(name, PROMPT, namespace=namespace)
+        engine.drain()
+    assert [engine.sink.outcomes[name].cached_tokens for name in "cd"] == [0, 12]
+
+
+def test_dropping_everything_needs_no_owner(bench):
+    engine = bench()
+    for name in (b"one", b"two"):
+        engine.submit(name.decode(), PROMPT, namespace=name)
     engine.drain()
-    assert refused.result() is False
-    granted = engine.engine.reset_cache()
+    dropped = engine.engine.drop(b"")
     engine.step()
-    assert granted.result() is True
+    assert dropped.result() == 10
     assert engine.cache.counts().cached == 0
 
 
@@ -326,4 +341,4 @@ def test_a_request_whose_logits_are_not_numbers_fails_alone(bench):
     outcomes = engine.drain()
     assert outcomes["bad"].failure == "the model's output is not a number"
     assert outcomes["good"].tokens[0] == engine.greedy(PROMPT, 4)
-    assert not engine.engine._requests
+    assert not engine.engine._answers._requests

@@ -1,0 +1,213 @@
+"""From a step's logits to the events that requests are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ragcache.engine.logprobs import prompt_logprobs
+from ragcache.engine.request import Request, Sequence
+from ragcache.engine.sampler import Sampled, sample
+from ragcache.engine.scheduler import Chunk, Scheduler
+from ragcache.errors import GenerationFailed
+from ragcache.types import (
+    Admitted,
+    EngineEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Prefilled,
+    Token,
+    TokenLogprob,
+)
+
+Events = list[tuple[str, EngineEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a step brought for one chunk: rows `[start, stop)` of its logits."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+
+
+class Answers:
+    """The requests under way: it lets their choices grow and end, and collects their events."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._cache = scheduler.cache
+        self._requests: dict[str, Request] = {}
+        self._events: Events = []
+        self.query_tokens = self.hit_tokens = 0
+
+    def take_events(self) -> Events:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def add(self, request: Request) -> None:
+        """Queue the first choice of a request; the others branch off when its prompt is done."""
+        self._requests[request.id] = request
+        self._scheduler.add(Sequence(request, 0))
+
+    def abort(self, request_id: str) -> None:
+        """End every choice of a request that still runs; unknown ids are fine."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        unborn = [] if request.branched else range(1, request.sampling.n)
+        self._events += [(request_id, Finished(i, FinishReason.ABORT, 0)) for i in unborn]
+        for sequence in list(request.sequences):
+            self._finish(sequence, FinishReason.ABORT)
+
+    def finish(self, request_id: str, index: int) -> None:
+        """End one choice because its text is complete."""
+        request = self._requests.get(request_id)
+        for sequence in list(request.sequences) if request else []:
+            if sequence.index == index:
+                self._finish(sequence, FinishReason.STOP)
+
+    def announce(self, sequence: Sequence, hit_tokens: int) -> None:
+        """Tell and count a request's hit once; coming back after preemption is not news."""
+        if sequence.request.admitted:
+            return
+        sequence.request.admitted = True
+        self.query_tokens += sequence.prompt_len
+        self.hit_tokens += hit_tokens
+        self._events.append((sequence.request.id, Admitted(hit_tokens)))
+
+    def extend(self, chunks: list[Chunk], logits: Tensor) -> None:
+        """Go on from the chunks of a step, committed by now, and their rows of `logits`."""
+        parts = self._parts(chunks)
+        if not parts:
+            return
+        self._fail_broken(parts, logits)
+        rows: list[int] = []
+        sampling: list[Sequence] = []
+        for part in parts:
+            for sequence in self._complete(part, logits):
+                rows.append(part.stop - 1)
+                sampling.append(sequence)
+        if rows != list(range(len(logits))):
+            logits = logits[rows]
+        for sequence, sampled in zip(sampling, sample(logits, sampling), strict=True):
+            self._continue(sequence, sampled)
+
+    @staticmethod
+    def _parts(chunks: list[Chunk]) -> list[_Part]:
+        parts: list[_Part] = []
+        stop = 0
+        for chunk in chunks:
+            start, stop = stop, stop + chunk.num_logits
+            if start < stop:
+                parts.append(_Part(chunk, start, stop))
+        return parts
+
+    def _fail_broken(self, parts: list[_Part], logits: Tensor) -> None:
+        """Fail the requests whose logits are not numbers; no token could be chosen from them."""
+        broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
+        if not broken.any():
+            return
+        for part in parts:
+            if broken[part.start : part.stop].any():
+                self._fail(part.chunk.sequence.request, "the model's output is not a number")
+
+    def _fail(self, request: Request, message: str) -> None:
+        if self._requests.pop(request.id, None) is not None:
+            for sequence in request.sequences:
+                self._scheduler.remove(sequence)
+            request.sequences.clear()
+            self._events.append((request.id, Failed(message)))
+
+    def _complete(self, part: _Part, logits: Tensor) -> list[Sequence]:
+        """Use what concerns the prompt; returns the choices that a token is sampled for."""
+        chunk, sequence = part.chunk, part.chunk.sequence
+        if sequence not in sequence.request.sequences:
+            return []  # it has failed
+        if sequence.request.lacks_prompt_logprobs:
+            self._collect(chunk, logits[part.start : part.stop])
+        if not chunk.samples:
+            return []
+        if sequence.num_output:
+            return [sequence]
+        return [choice for choice in self._branch(sequence) if not self._begin(choice)]
+
+    def _collect(self, chunk: Chunk, logits: Tensor) -> None:
+        """Add log-probabilities of the prompt; those known from before a preemption stay."""
+        request = chunk.sequence.request
+        first = len(request.prompt_logprobs)  # the position whose logits are wanted next
+        tokens = request.prompt[first + 1 : chunk.start + chunk.count + 1]
+        top = request.sampling.prompt_logprobs or 0
+        request.prompt_logprobs += prompt_logprobs(logits[first - chunk.start :], tokens, top)
+
+    def _branch(self, sequence: Sequence) -> list[Sequence]:
+        """All choices of a request whose prompt has just been completed."""
+        request = sequence.request
+        request.branched = True
+        self._events.append((request.id, Prefilled(tuple(request.prompt_logprobs))))
+        for position, ttl in request.breakpoints:
+            self._cache.retain(request.namespace, request.prompt[:position], ttl)
+        siblings = [Sequence(request, index) for index in range(1, request.sampling.n)]
+        for sibling in siblings:
+            self._scheduler.fork(sequence, sibling)
+        return [sequence, *siblings]
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Give a choice what it must begin with; False where its first token is sampled."""
+        if not sequence.request.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+            return True
+        forced = self._forced(sequence)
+        self._append(sequence, forced)
+        return bool(forced) or sequence not in sequence.request.sequences
+
+    @staticmethod
+    def _forced(sequence: Sequence) -> list[int]:
+        """Tokens that need no logits; none where these are asked for."""
+        if sequence.constraint is None or sequence.request.sampling.logprobs is not None:
+            return []
+        return sequence.constraint.forced()
+
+    def _continue(self, sequence: Sequence, sampled: Sampled) -> None:
+        if sequence not in sequence.request.sequences:
+            return  # another choice of the request has failed
+        tokens = [sampled.token_id]
+        if sequence.constraint is not None:
+            try:
+                sequence.constraint.advance(sampled.token_id)
+            except GenerationFailed as error:
+                self._fail(sequence.request, error.message)
+                return
+            tokens += self._forced(sequence)
+        self._append(sequence, tokens, sampled.logprob)
+
+    def _append(
+        self, sequence: Sequence, token_ids: list[int], logprob: TokenLogprob | None = None
+    ) -> None:
+        """Go on with `token_ids`, up to an end token or `max_tokens`; `logprob` is the first's."""
+        request = sequence.request
+        room = request.max_tokens - sequence.num_output
+        for token_id in token_ids[:room]:
+            sequence.tokens.append(token_id)
+            if token_id in request.end_token_ids:
+                self._finish(sequence, FinishReason.STOP)
+                return
+            self._events.append((request.id, Token(sequence.index, token_id, logprob)))
+        constraint = sequence.constraint
+        if constraint is not None and constraint.finished and len(token_ids) <= room:
+            self._finish(sequence, FinishReason.STOP)
+        elif len(token_ids) >= room:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = sequence.request
+        self._scheduler.remove(sequence)
+        request.sequences.remove(sequence)
+        event = Finished(sequence.index, reason, sequence.num_output)
+        self._events.append((request.id, event))
+        if not request.sequences:
+            del self._requests[request.id]
