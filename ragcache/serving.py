@@ -100,8 +100,9 @@ class Serving:
         return self._client.engine.stats
 
     async def reset_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing is forgotten, while blocks are held."""
-        return await self._client.reset_cache()
+        """Forget all cached blocks."""
+        await self._client.drop(b"")
+        return True
 
     def close(self) -> None:
         """Stop the engine; requests that still run fail."""
