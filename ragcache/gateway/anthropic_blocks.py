@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.gateway.anthropic_cache import CacheControl
@@ -45,7 +45,7 @@ class TextBlock(Fields):
 
     @field_validator("cache_control")
     @classmethod
-    def _on_text(cls, marker: CacheControl | None, info: Any) -> CacheControl | None:
+    def _on_text(cls, marker: CacheControl | None, info: ValidationInfo) -> CacheControl | None:
         if marker is not None and info.data.get("text") == "":
             raise PydanticCustomError("marker", "cannot be set on an empty text block")
         return marker

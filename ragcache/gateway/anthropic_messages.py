@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Literal
 
 from ragcache.errors import InvalidRequest
@@ -117,16 +118,15 @@ class SystemMessage(Fields):
 
     def join(self, conversation: Conversation, path: str) -> None:
         """One message, where it stands."""
-        blocks = enumerate(self.content)
-        pieces = (p for i, block in blocks for p in block.pieces(f"{path}.content[{i}]"))
-        conversation.say("system", pieces)
+        pieces = (block.pieces(f"{path}.content[{i}]") for i, block in enumerate(self.content))
+        conversation.say("system", chain.from_iterable(pieces))
 
 
 AnyMessage = UserMessage | AssistantMessage | SystemMessage
 Messages = list[Annotated[AnyMessage, one_of(AnyMessage, "role")]]
 
 
-def system_pieces(blocks: Sequence[TextBlock]) -> Iterator[Piece]:
+def without_billing(blocks: Sequence[TextBlock]) -> Iterator[Piece]:
     """The system prompt without the billing lines at its head."""
     at_head = True
     for i, block in enumerate(blocks):

@@ -17,8 +17,12 @@ from pydantic_core import PydanticCustomError
 from ragcache.errors import InvalidRequest
 from ragcache.gateway.anthropic_blocks import Texts
 from ragcache.gateway.anthropic_cache import CacheControl, Spot, breakpoints
-from ragcache.gateway.anthropic_messages import AssistantMessage, Conversation, Messages
-from ragcache.gateway.anthropic_messages import system_pieces as without_billing
+from ragcache.gateway.anthropic_messages import (
+    AssistantMessage,
+    Conversation,
+    Messages,
+    without_billing,
+)
 from ragcache.gateway.fields import Fields, Harmless, RequestBody, Whole
 from ragcache.types import ChatPrompt, GenerateRequest, OutputRules, SamplingParams
 
@@ -115,10 +119,8 @@ class PromptFields(RequestBody):
     def prompt(self) -> ChatPrompt:
         """The conversation, its tools and breakpoints. Raises InvalidRequest."""
         conversation = Conversation()
-        tools = enumerate(self.tools)
-        conversation.spots += [
-            Spot(f"tools[{i}]", tool.cache_control, None, i + 1) for i, tool in tools
-        ]
+        for i, tool in enumerate(self.tools):
+            conversation.spots.append(Spot(f"tools[{i}]", tool.cache_control, None, i + 1))
         if pieces := list(without_billing(self.system)):
             conversation.say("system", pieces)
         for i, message in enumerate(self.messages):
