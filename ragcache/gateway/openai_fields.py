@@ -48,6 +48,10 @@ Count = Annotated[Whole, Field(ge=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1)]
+Stop = Annotated[
+    list[StopString],
+    BeforeValidator(_listed, json_schema_input_type=StopString | list[StopString]),
+]
 
 
 class StreamOptions(Fields):
@@ -82,7 +86,7 @@ class CompletionFields(RequestBody, ABC):
     logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
         {}, max_length=MAX_TOKEN_IDS
     )
-    stop: Annotated[list[StopString], BeforeValidator(_listed)] = Field([], max_length=4)
+    stop: Stop = Field([], max_length=4)
     stop_token_ids: Annotated[list[Whole], FailFast()] = Field([], max_length=MAX_TOKEN_IDS)
     min_tokens: Whole = Field(0, ge=0)
     ignore_eos: bool = False

@@ -67,6 +67,11 @@ def _parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+Content = Annotated[
+    list[ContentPart], BeforeValidator(_parts, json_schema_input_type=str | list[ContentPart])
+]
+
+
 class ChatMessage(Fields):
     """One message of a conversation; its content becomes one string."""
 
@@ -75,9 +80,7 @@ class ChatMessage(Fields):
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: Id | None = Field(None, validate_default=True)
     refusal: str | None = None
-    content: Annotated[list[ContentPart] | None, BeforeValidator(_parts)] = Field(
-        None, validate_default=True
-    )
+    content: Content | None = Field(None, validate_default=True)
     cache_control: CacheControl | None = None
     function_call: None = None  # superseded by tool_calls
     audio: None = None

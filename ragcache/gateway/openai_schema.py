@@ -47,6 +47,12 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+]
+
+
 class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
     """Body of POST /v1/chat/completions.
 
@@ -113,7 +119,7 @@ class CompletionRequest(CompletionFields):
 
     unsupported: ClassVar[Harmless] = {**UNSUPPORTED, **_NOT_OF_TEXTS}
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)] = Field(min_length=1)
+    prompt: Prompts = Field(min_length=1)
     max_tokens: Whole = Field(16, ge=0)
     logprobs: Whole | None = Field(None, ge=0, le=5)
     echo: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, field_validator, model_validator
+from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
@@ -73,16 +73,11 @@ class AllowedTools(Fields):
 
 
 class ToolChoice(Fields):
-    """`tool_choice` in all its forms; a string is taken as an object of that type."""
+    """`tool_choice` as an object."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _object(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _complete(self) -> ToolChoice:
@@ -106,11 +101,24 @@ class ToolChoice(Fields):
         return (self.function.name,) if self.function is not None else None
 
 
+def _choice(value: Any) -> Any:
+    """A string is an object of that type."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+AnyChoice = Annotated[
+    ToolChoice,
+    BeforeValidator(
+        _choice, json_schema_input_type=Literal["none", "auto", "required"] | ToolChoice
+    ),
+]
+
+
 class ToolFields(Fields):
     """The top-level fields."""
 
     tools: Annotated[list[Tool], FailFast()] = Field([], max_length=MAX_TOOLS)
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnyChoice | None = None
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
