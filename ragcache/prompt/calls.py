@@ -20,6 +20,37 @@ _IN_STRING = regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)
 _PREFIX_END = 100  # characters; the markup that opens the reasoning is shorter
 
 
+class CallReader:
+    """Reads the markup of calls that is complete, as a format's response template says."""
+
+    def __init__(self, format: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+        template = format.response_template
+        call = template["fields"][_CALLS]
+        # Without its closing the field extends to the end of what is to be read.
+        open_ended = {key: call[key] for key in call if key not in ("close", "close_pattern")}
+        self._template = {**template, "fields": {_CALLS: open_ended}}
+        self._names = {tool["function"]["name"] for tool in tools}
+        # JSON has types already; casting would turn the string "5" into a number.
+        self._tools = None if call.get("content") == "json" else list(map(dict, tools))
+
+    def read(self, markup: str) -> list[ToolCall] | None:
+        """The calls in `markup`; None when it holds anything else."""
+        try:
+            message = parse_response(markup, self._template, prefix="", tools=self._tools)
+            return [self._call(value["function"]) for value in _flat(message.get(_CALLS, []))]
+        # Everything that malformed JSON, other JSON, or the transform of it can raise.
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _call(self, function: Mapping[str, Any]) -> ToolCall:
+        name, arguments = function["name"], function["arguments"]
+        if name not in self._names or not isinstance(arguments, dict):
+            raise ValueError(f"{name} is no tool, or its arguments are no object")
+        text = write_arguments(arguments)
+        text.encode()  # raises for a lone surrogate, which no client could receive
+        return ToolCall(name, text)
+
+
 class CallParser:
     """Splits the output of one choice into text and calls, however it is cut into pieces.
 
@@ -30,31 +61,25 @@ class CallParser:
 
     What is no complete call of one of the `tools` stays text, and so does all that stands in the
     model's reasoning. White space directly before a call, or after the last one, is dropped.
-    The cost of a piece does not grow with the output.
+    Everything is scanned once, also long arguments in small pieces.
     """
 
     def __init__(
         self, format: ToolFormat, tools: Sequence[Mapping[str, Any]], *, prefix: str = ""
     ) -> None:
         """`prefix` is the prompt, whose end may have opened the reasoning already."""
-        template = format.response_template
-        fields = load_response_template(dict(template)).fields
-        call = template["fields"][_CALLS]
-        open_ended = {key: call[key] for key in call if key not in ("close", "close_pattern")}
-        self._call_template = {**template, "fields": {_CALLS: open_ended}}
-        self._is_json = fields[_CALLS].content == "json" and not fields[_CALLS].content_args
-        self._names = {tool["function"]["name"] for tool in tools}
-        # JSON has types already; casting would turn the string "5" into a number.
-        self._tools = None if self._is_json else list(map(dict, tools))
+        fields = load_response_template(dict(format.response_template)).fields
         self._regions = [field for field in fields.values() if _is_region(field)]
-        self._closings = {field.name: self._closing(field) for field in self._regions}
+        self._closings = {field.name: _closing(field) for field in self._regions}
+        self._is_json = _is_json(fields[_CALLS])
+        self._reader = CallReader(format, tools)
         self._text = ""
         self._shown = 0  # characters that were returned, or read as calls
-        self._scanned = 0  # in the present region
-        self._in_string = False
-        self._call_end = -1  # of the last call
-        self._start = 0  # of the present call, with its opening
+        self._scanned = 0  # characters
+        self._in_string = False  # whether what was scanned ends inside a JSON string
         self._region = next((f for f in self._regions if _is_open(f, prefix)), None)
+        self._start = 0  # of the region, with its opening
+        self._call_end = -1  # of the last call
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """Add text; return the text that is now certain, and the calls that are complete."""
@@ -77,10 +102,7 @@ class CallParser:
                 end = self._find_end(final)
                 if end is None:
                     break
-                if self._region.name == _CALLS and (read := self._read_calls(end[0])) is not None:
-                    calls += read
-                    self._shown = self._call_end = end[1]
-                self._region, self._scanned = None, end[1]
+                calls += self._leave(*end)
         texts.append(self._take_rest(final))
         return "".join(texts), calls
 
@@ -101,6 +123,16 @@ class CallParser:
         match, self._region = found
         self._start, self._scanned, self._in_string = match.start(), match.end(), False
         return True
+
+    def _leave(self, content_end: int, end: int) -> list[ToolCall]:
+        """Go behind the present region; return its calls, if that is what it holds."""
+        calls = None
+        if self._region is not None and self._region.name == _CALLS:
+            calls = self._reader.read(self._text[self._start : content_end])
+        if calls is not None:
+            self._shown = self._call_end = end
+        self._region, self._scanned = None, end
+        return calls or []
 
     def _find_end(self, final: bool) -> tuple[int, int] | None:
         """Where the present region's content and its closing end."""
@@ -126,24 +158,6 @@ class CallParser:
                 self._scanned, self._in_string = self._scanned + 1, False
         return not self._in_string
 
-    def _read_calls(self, end: int) -> list[ToolCall] | None:
-        """The calls of the present region; None when it holds something else."""
-        markup = self._text[self._start : end]
-        try:
-            message = parse_response(markup, self._call_template, prefix="", tools=self._tools)
-            return [self._call(value["function"]) for value in _flat(message.get(_CALLS, []))]
-        # Everything that malformed JSON, other JSON, or the transform of it can raise.
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-    def _call(self, function: Mapping[str, Any]) -> ToolCall:
-        name, arguments = function["name"], function["arguments"]
-        if name not in self._names or not isinstance(arguments, dict):
-            raise ValueError(f"{name} is no tool, or its arguments are no object")
-        text = write_arguments(arguments)
-        text.encode()  # raises for a lone surrogate, which no client could receive
-        return ToolCall(name, text)
-
     def _take(self, end: int) -> str:
         """Text up to `end`; white space waits for what follows."""
         text = self._text[self._shown : end].rstrip()
@@ -158,15 +172,20 @@ class CallParser:
         self._shown = len(self._text)
         return "" if is_after_call and rest.isspace() else rest
 
-    def _closing(self, field: ResponseTemplateField) -> Any:
-        """The pattern of a closing; in JSON, also of the quote that starts a string."""
-        if field.name != _CALLS or not self._is_json or field.close_re is None:
-            return field.close_re
-        return regex.compile(f'(?P<quote>")|(?:{field.close_re.pattern})', regex.DOTALL)
-
 
 def _is_region(field: ResponseTemplateField) -> bool:
     return field.open_re is not None and (field.name == _CALLS or field.close_re is not None)
+
+
+def _is_json(field: ResponseTemplateField) -> bool:
+    return field.content == "json" and not field.content_args
+
+
+def _closing(field: ResponseTemplateField) -> Any:
+    """The pattern of a closing; in JSON, also of the quote that starts a string."""
+    if field.close_re is None or not _is_json(field):
+        return field.close_re
+    return regex.compile(f'(?P<quote>")|(?:{field.close_re.pattern})', regex.DOTALL)
 
 
 def _is_open(field: ResponseTemplateField, prefix: str) -> bool:
