@@ -299,15 +299,6 @@ def test_the_first_differing_token_is_found(history, token):
     assert (explanation.token, explanation.exact) == (token, True)
 
 
-@pytest.mark.parametrize("token", [0, 1, 15, 16, 17, 500, 998, 999])
-def test_prompts_begin_alike_up_to_the_first_difference(history, token):
-    before = text(1_000)
-    one = history.take({"prompt": before})
-    assert one.common(history.take({"prompt": edited(before, token)})) == (token, True)
-    assert one.common(history.take({"prompt": before[:token]})) == (token, True)
-    assert one.common(one) == (1_000, True)
-
-
 def test_a_difference_that_the_low_bytes_hide_is_placed_at_its_block(history):
     before = text(40)
     hidden = before.copy()
@@ -337,47 +328,14 @@ def test_what_was_dropped_is_forgotten(history, dropped, left):
     assert (MissReason.EVICTED in reasons) == bool(left)
 
 
-def test_the_oldest_prompts_are_forgotten_first(clock):
-    history = SmallHistory(BLOCK, max_records=3, clock=clock)
-    for i in range(5):
-        history.serve(str(i), TURN)
-    assert [bool(history.explanation(str(i), OWNER)) for i in range(5)] == [False] * 2 + [True] * 3
-
-
-def test_so_many_tokens_are_remembered_in_all(clock):
-    history = SmallHistory(BLOCK, max_tokens=200, clock=clock)
-    for i in range(5):
-        history.serve(str(i), TURN)  # 73 tokens
-    assert [bool(history.explanation(str(i), OWNER)) for i in range(5)] == [False] * 3 + [True] * 2
-    history.serve("long", {"prompt": text(201)})
-    assert history.explanation("long", OWNER) is None
-
-
-def test_nothing_is_left_of_what_is_forgotten(clock):
-    history = SmallHistory(BLOCK, max_records=3, clock=clock)
-    for i in range(50):
-        history.serve(
-            str(i), chat(text(9), system=text(9)), namespace=namespace_name(OWNER, str(i))
-        )
-    history.serve("49", TURN)  # an id again
-    records = history._records
-    assert len(records._by_id) == 3
-    assert len(records._by_prefix) <= 9
-    assert len(records._groups) == 4
-    history.forget(OWNER)
-    assert [records._by_id, records._by_prefix, records._groups, records._tokens] == [{}, {}, {}, 0]
-
-
-def test_no_token_is_kept(history):
-    """A record has a byte for each token, and eight for each block: too few to spell them."""
-    tokens = [*range(60_000, 60_400)]
-    history.serve("a", {"prompt": tokens}, kept=[(100, 60.0)])
-    (record,) = history._records._by_id.values()
-    prompt = record.prompt
-    assert prompt.lane == bytes(token & 255 for token in tokens)
-    assert len(prompt.hashes) == 8 * len(tokens) // BLOCK
-    assert set(Fingerprint.__slots__) == {
-        *("namespace", "segments", "block_size", "lane", "hashes", "prefixes")
-    }
-    assert len(prompt.prefixes) == len(prompt.segments) == 1
-    assert set(type(record).__slots__) == {"id", "prompt", "explanation", "cached", "kept"}
+@pytest.mark.parametrize(("num_blocks", "evicts"), [(2_000, False), (30, True)])
+def test_only_a_cache_that_evicts_is_said_to_have_evicted(history, make_cache, num_blocks, evicts):
+    cache = make_cache(num_blocks)
+    rng = random.Random(1)
+    reasons = set()
+    for i in range(200):
+        parts = chat(*([rng.randrange(3)] * rng.randrange(12) for _ in range(3)), system=SYSTEM)
+        hit_tokens = cache.serve(flat(parts), SPACE)
+        reasons.add(history.serve(str(i), parts, hit_tokens).reason)
+    assert (MissReason.EVICTED in reasons) == evicts == (cache.evictions > 0)
+    assert MissReason.NAMESPACE not in reasons
