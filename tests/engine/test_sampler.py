@@ -12,9 +12,9 @@ from ragcache.types import SamplingParams
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -2.0])
 
 
-def sequence(prompt=(0,), output=(), index=0, eos=(), **options) -> Sequence:
+def sequence(prompt=(0,), output=(), index=0, eos=(), grammar=None, **options) -> Sequence:
     sampling = SamplingParams(100, **options)
-    request = Request("r", list(prompt), sampling, b"n", frozenset(eos))
+    request = Request("r", list(prompt), sampling, b"n", frozenset(eos), grammar)
     result = Sequence(request, index)
     result.tokens += output
     return result
@@ -26,7 +26,7 @@ def draw(count=3000, logits=LOGITS, **options) -> Counter:
 
 
 def one(logits=LOGITS, **options):
-    return sample(logits.clone()[None], [sequence(temperature=0.0, **options)])[0]
+    return sample(logits.clone()[None], [sequence(**{"temperature": 0.0, **options})])[0]
 
 
 def test_temperature_zero_is_greedy():
@@ -162,6 +162,41 @@ def test_rows_do_not_influence_each_other():
 )
 def test_extreme_values_still_give_a_token(options):
     assert 0 <= sample(LOGITS[None].clone(), [sequence(**options)])[0].token_id < 6
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 100])
+def test_every_token_of_a_vocabulary_can_be_the_allowed_one(steps, vocab):
+    rows = [sequence(temperature=0.0, grammar=steps([{token}])) for token in range(vocab)]
+    sampled = sample(torch.randn(vocab, vocab), rows)
+    assert [each.token_id for each in sampled] == list(range(vocab))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_wins_over_everything_that_forbids(steps, temperature):
+    options = {"temperature": temperature, "grammar": steps([{2, 5}]), "seed": 1}
+    hidden = torch.full((6,), -torch.inf)
+    hidden[0] = 1.0
+    for logits, rules in (
+        (LOGITS, {"min_tokens": 9, "eos": [2, 5]}),
+        (LOGITS, {"logit_bias": {2: -torch.inf, 5: -torch.inf}}),
+        (hidden, {}),
+    ):
+        assert one(logits=logits, **rules, **options).token_id in {2, 5}
+
+
+def test_constrained_frequencies_follow_the_softmax_of_what_is_allowed(steps):
+    counts = draw(logits=LOGITS, temperature=1.0, grammar=steps([{0, 1, 5}]))
+    expected = LOGITS[[0, 1, 5]].softmax(0).tolist()
+    for token, probability in zip([0, 1, 5], expected, strict=True):
+        assert counts[token] / 3000 == pytest.approx(probability, abs=0.03)
+    assert counts.keys() <= {0, 1, 5}
+
+
+def test_constraints_change_no_other_row(steps):
+    rows = [sequence(temperature=0.8, seed=9, logprobs=3), sequence(grammar=steps([{5}]))]
+    mixed = sample(LOGITS.repeat(2, 1), rows)
+    assert mixed[0] == sample(LOGITS[None].clone(), rows[:1])[0]
+    assert mixed[1].token_id == 5
 
 
 def test_logits_of_an_inference_pass_can_be_adjusted():

@@ -11,15 +11,16 @@ from ragcache_kernels import get_backend
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ragcache.engine.answers import Answers
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
-from ragcache.engine.request import Request, Sequence
+from ragcache.engine.request import Request
 from ragcache.engine.runner import ModelRunner
-from ragcache.engine.scheduler import Scheduler
+from ragcache.engine.scheduler import Chunk, Scheduler
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
-from ragcache.types import SamplingParams, Token
+from ragcache.types import Prefilled, SamplingParams, Token, TokenLogprob
 
 VOCAB = 97
 BLOCK = 4
@@ -119,23 +120,45 @@ def build(name: str, options: dict) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
 
-class RecordingEngine(Engine):
-    """Keeps the logits after every context that it samples from."""
+class RecordingAnswers(Answers):
+    """Keeps all logits that it gets, each with its context."""
 
-    def _extend(self, sequences: list[Sequence], logits: Tensor) -> None:
-        for sequence, row in zip(sequences, logits, strict=True):
-            self.logits.append((list(sequence.tokens), row.clone()))
-        super()._extend(sequences, logits)
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self.logits: list[tuple[list[int], Tensor]] = []
+
+    def extend(self, chunks: list[Chunk], logits: Tensor) -> None:
+        rows = iter(logits)
+        for chunk in chunks:
+            stop = chunk.start + chunk.count
+            for end in range(stop - chunk.num_logits + 1, stop + 1):
+                self.logits.append((chunk.sequence.tokens[:end], next(rows).clone()))
+        super().extend(chunks, logits)
+
+
+class RecordingEngine(Engine):
+    """An engine that shows what its model said."""
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, sink: _Sink) -> None:
+        super().__init__(runner, scheduler, sink)
+        self._answers = RecordingAnswers(scheduler)
+
+    @property
+    def logits(self) -> list[tuple[list[int], Tensor]]:
+        return self._answers.logits
 
 
 class _Sink:
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
+        self.prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
     def deliver(self, events) -> None:
         for request_id, event in events:
             if isinstance(event, Token) and event.index == 0:
                 self.tokens.setdefault(request_id, []).append(event.token_id)
+            elif isinstance(event, Prefilled):
+                self.prompt_logprobs[request_id] = event.logprobs
 
     def fail(self, error) -> None:
         raise error
@@ -163,17 +186,16 @@ class Pair:
         cache = PrefixCache(num_blocks, BLOCK, share=share)
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
         runner = ModelRunner(self.paged, pool, get_backend("torch"))
-        engine = RecordingEngine(runner, scheduler, _Sink())
-        engine.logits = []
-        return engine
+        return RecordingEngine(runner, scheduler, _Sink())
 
     def run(
         self, engine: RecordingEngine, prompts: dict[str, list[int]], count: int, **options: Any
     ) -> dict[str, list[int]]:
         """Answer all prompts at once, greedily; returns the tokens of each."""
+        grammar = options.pop("grammar", None)
+        sampling = SamplingParams(count, **{"temperature": 0.0, **options})
         for name, prompt in prompts.items():
-            sampling = SamplingParams(count, **{"temperature": 0.0, **options})
-            engine._add(Request(name, prompt, sampling, b"n", frozenset()))
+            engine._answers.add(Request(name, prompt, sampling, b"n", frozenset(), grammar))
         while engine._scheduler.running or engine._scheduler.waiting:
             engine._step()
             engine._flush()
