@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ragcache_kernels import get_backend
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
 from ragcache.engine.bridge import EngineClient, Mailboxes
@@ -25,6 +25,7 @@ from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
 from ragcache.errors import ConfigError
 from ragcache.prefix.cache import PrefixCache
+from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.loader import load_tokenizer
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving import ServedModel, Serving
@@ -43,10 +44,27 @@ def load_serving(settings: ServeSettings) -> Serving:
     model = load_model(source, device, choose_dtype(settings.dtype, device))
     runner, num_blocks = build_runner(model, settings)
     log.info("loading the tokenizer of %s", source.name)
-    tokenizer = TokenizerPool(load_tokenizer(source.location))
+    tokenizer = load_tokenizer(source.location)
     served = _describe(model, source, settings, num_blocks)
     log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
-    return Serving(served, tokenizer, start_engine(runner, num_blocks, settings))
+    return assemble(served, tokenizer, start_engine(runner, num_blocks, settings))
+
+
+def assemble(
+    model: ServedModel, tokenizer: PreTrainedTokenizerFast, client: EngineClient
+) -> Serving:
+    """A serving over a running engine.
+
+    Raises ConfigError for a tokenizer that cannot be used.
+    """
+    pool = TokenizerPool(tokenizer)
+    grammars = GrammarCompiler(
+        tokenizer,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        syntax=pool.tool_format.syntax,
+    )
+    return Serving(model, pool, client, grammars)
 
 
 def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[ModelRunner, int]:
@@ -94,4 +112,5 @@ def _describe(
         vocab_size=vocab_size,
         eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
         fingerprint=fingerprint(model),
+        prefix_caching=settings.prefix_caching,
     )

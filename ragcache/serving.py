@@ -1,30 +1,31 @@
-"""One request from messages to text: the only place where prompt meets engine."""
+"""One request from messages to tokens: the only place where prompt meets engine."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragcache.engine.bridge import EngineClient, Subscription
+from ragcache.breakpoints import PlacedBreakpoints
+from ragcache.engine.bridge import EngineClient
+from ragcache.engine.constraint import Grammar
 from ragcache.engine.request import Request
-from ragcache.errors import ContextLengthExceeded, InvalidRequest
+from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from ragcache.generation import Generation, Prompted
+from ragcache.prefix.explain import History
 from ragcache.prefix.names import namespace_name, owner_name
-from ragcache.prompt.stops import StopStrings
+from ragcache.prompt.grammar import GrammarCompiler
+from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.prompt.tokenize import TokenizerPool
+from ragcache.trail import RequestTrail
 from ragcache.types import (
-    Admitted,
     ChatPrompt,
-    Delta,
     EngineStats,
-    Finished,
-    FinishReason,
+    Explanation,
     GenerateRequest,
     SamplingParams,
-    TextLogprob,
-    Token,
-    TokenLogprob,
-    Usage,
+    Segment,
 )
 
 STALLED_AFTER = 60.0  # seconds in one step, after which the engine counts as stuck
@@ -44,16 +45,25 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     fingerprint: str
+    prefix_caching: bool = True
 
 
 class Serving:
     """Turns requests into token ids for the engine, and its tokens back into text."""
 
-    def __init__(self, model: ServedModel, tokenizer: TokenizerPool, client: EngineClient) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: TokenizerPool,
+        client: EngineClient,
+        grammars: GrammarCompiler,
+    ) -> None:
         self.model = model
         self.created = int(time.time())
         self._tokenizer = tokenizer
         self._client = client
+        self._grammars = grammars
+        self._history = History(client.engine.stats.block_size)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -75,16 +85,37 @@ class Serving:
             EngineUnavailable: when the engine has stopped.
         """
         self._client.require_room()  # before the work of tokenizing, not only after it
-        tokens = await self._encode(request.prompt)
-        self._check(tokens, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
+        prompt = await self._encode(request.prompt)
+        self._check(prompt.token_ids, _field(request.prompt))
+        sampling = self._resolve(request.sampling, len(prompt.token_ids))
+        grammar = await self._grammar(request)
+        prompted = await self._prompted(request, prompt)
+        placed = prompted.breakpoints
         engine_request = Request(
             request.id,
-            tokens,
-            self._resolve(request.sampling, len(tokens)),
-            namespace_name(owner_name(self.model.fingerprint, request.tenant), request.cache_salt),
+            prompt.token_ids,
+            sampling,
+            self._namespace(request),
             self.model.eos_token_ids,
+            grammar=grammar,
+            breakpoints=placed.retentions(),
+            cacheable=placed.reach if request.explicit_caching else None,
         )
-        return Generation(request, self._client.submit(engine_request), self._tokenizer)
+        return Generation(prompted, self._client.submit(engine_request), self._tokenizer)
+
+    async def count_tokens(self, prompt: ChatPrompt) -> int:
+        """The length of a rendered conversation; needs no room in the engine."""
+        return len((await self._tokenizer.encode_chat(prompt)).token_ids)
+
+    def explanation(self, request_id: str, tenant: str) -> Explanation:
+        """Why the prompt of a recent request hit as far as it did.
+
+        Raises NotFound for a request that is forgotten, or another tenant's.
+        """
+        known = self._history.explanation(request_id, self._owner(tenant))
+        if known is None:
+            raise NotFound(f"no recent request {request_id!r}")
+        return known
 
     def ready(self) -> str | None:
         """None when requests are served, else the reason why not."""
@@ -99,24 +130,68 @@ class Serving:
         """A snapshot of the engine."""
         return self._client.engine.stats
 
-    async def reset_cache(self) -> bool:
-        """Forget all cached blocks."""
-        await self._client.drop(b"")
-        return True
+    async def drop_cache(self, tenant: str) -> int:
+        """Forget what is cached for a tenant; returns how many blocks that were.
+
+        Running requests go on with the blocks they hold and publish no more.
+        """
+        owner = self._owner(tenant)
+        dropped = await self._client.drop(owner)
+        self._history.forget(owner)
+        return dropped
 
     def close(self) -> None:
         """Stop the engine; requests that still run fail."""
         self._client.engine.stop()
         self._tokenizer.close()
 
-    async def _encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> list[int]:
+    def _owner(self, tenant: str) -> bytes:
+        return owner_name(self.model.fingerprint, tenant)
+
+    def _namespace(self, request: GenerateRequest) -> bytes:
+        return namespace_name(self._owner(request.tenant), request.cache_salt)
+
+    async def _grammar(self, request: GenerateRequest) -> Grammar | None:
+        tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
+        if not tools and request.output.schema is None:
+            return None
+        return await asyncio.to_thread(self._grammars.compile, tools, request.output)
+
+    async def _prompted(self, request: GenerateRequest, prompt: TokenizedPrompt) -> Prompted:
+        layout = await self._tokenizer.layout(prompt)
+        wanted = request.prompt.breakpoints if isinstance(request.prompt, ChatPrompt) else ()
+        block_size = self.stats().block_size
+        placed = PlacedBreakpoints(wanted, layout.breakpoints, block_size)
+        trail = self._trail(request, prompt, layout.segments, placed)
+        room = self.max_model_len - len(prompt.token_ids)
+        return Prompted(request, prompt, placed, trail, room)
+
+    def _trail(
+        self,
+        request: GenerateRequest,
+        prompt: TokenizedPrompt,
+        segments: Sequence[Segment],
+        placed: PlacedBreakpoints,
+    ) -> RequestTrail | None:
+        if not self.model.prefix_caching:
+            return None
+        return RequestTrail(
+            self._history,
+            self._tokenizer,
+            request,
+            prompt,
+            self._history.fingerprint(self._namespace(request), prompt.token_ids, segments),
+            placed.retentions(),
+            placed.reach if request.explicit_caching else None,
+        )
+
+    async def _encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> TokenizedPrompt:
         if isinstance(prompt, ChatPrompt):
-            encoded = await self._tokenizer.encode_chat(prompt, max_tokens=self.max_model_len)
-            return encoded.token_ids
+            return await self._tokenizer.encode_chat(prompt, max_tokens=self.max_model_len)
         if isinstance(prompt, str):
-            encoded = await self._tokenizer.encode_text(prompt, max_tokens=self.max_model_len)
-            return encoded.token_ids
-        return list(prompt)
+            return await self._tokenizer.encode_text(prompt, max_tokens=self.max_model_len)
+        self._check(list(prompt), "prompt")
+        return await self._tokenizer.read_tokens(prompt)
 
     def _check(self, tokens: list[int], field: str) -> None:
         if not tokens:
@@ -152,87 +227,5 @@ class Serving:
         return replace(sampling, max_tokens=min(wanted, room))
 
 
-class Generation:
-    """The answer to one request: an asynchronous iterator of deltas, to be iterated once.
-
-    Every choice gets exactly one delta with a finish reason. `usage` is final once the iteration
-    has ended; its `cached_tokens` are known from the first delta on. `aclose` must be called
-    when the iteration is left early.
-    """
-
-    def __init__(
-        self, request: GenerateRequest, subscription: Subscription, tokenizer: TokenizerPool
-    ) -> None:
-        self.id = request.id
-        self.prompt_tokens = len(subscription.request.prompt)
-        self._cached_tokens = 0
-        self._subscription = subscription
-        self._choices = [_Choice(request, tokenizer) for _ in range(request.sampling.n)]
-
-    @property
-    def usage(self) -> Usage:
-        """Token counts so far."""
-        completion_tokens = sum(choice.num_tokens for choice in self._choices)
-        return Usage(self.prompt_tokens, self._cached_tokens, completion_tokens)
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        async for events in self._subscription:
-            for event in events:
-                if isinstance(event, Admitted):
-                    self._cached_tokens = event.cached_tokens
-                elif isinstance(event, Token | Finished) and (delta := self._advance(event)):
-                    yield delta
-
-    async def aclose(self) -> None:
-        """Abort what still runs; closing again does nothing."""
-        self._subscription.close()
-
-    def _advance(self, event: Token | Finished) -> Delta | None:
-        choice = self._choices[event.index]
-        if choice.ended:
-            return None  # what the engine did before it learned that the text was complete
-        if isinstance(event, Finished):
-            return choice.end(event)
-        delta = choice.push(event)
-        if choice.ended:
-            self._subscription.finish(event.index)
-        return delta
-
-
-class _Choice:
-    """Text, stop strings and token count of one choice."""
-
-    def __init__(self, request: GenerateRequest, tokenizer: TokenizerPool) -> None:
-        self.num_tokens = 0
-        self.ended = False
-        self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
-        self._stops = StopStrings(request.stop)
-
-    def push(self, event: Token) -> Delta | None:
-        """The text that a token completes; None while it has to be held back."""
-        self.num_tokens += 1
-        text, matched = self._stops.push(self._detokenizer.push([event.token_id]))
-        self.ended = matched is not None
-        logprobs = () if event.logprob is None else (self._logprob(event.logprob),)
-        if not (text or logprobs or self.ended):
-            return None
-        reason = FinishReason.STOP if self.ended else None
-        return Delta(event.index, text, logprobs, reason)
-
-    def end(self, event: Finished) -> Delta:
-        """The rest of the text and the finish reason."""
-        self.ended = True
-        self.num_tokens = event.num_tokens
-        text, matched = self._stops.push(self._detokenizer.finish())
-        if matched is None:
-            return Delta(event.index, text + self._stops.finish(), (), event.reason)
-        return Delta(event.index, text, (), FinishReason.STOP)
-
-    def _logprob(self, logprob: TokenLogprob) -> TextLogprob:
-        top = tuple(self._text(token, value) for token, value in logprob.top)
-        return self._text(logprob.token_id, logprob.logprob, top)
-
-    def _text(self, token_id: int, value: float, top: tuple[TextLogprob, ...] = ()) -> TextLogprob:
-        text, raw = self._tokenizer.token_text(token_id)
-        return TextLogprob(text, raw, value, top)
+def _field(prompt: ChatPrompt | str | tuple[int, ...]) -> str:
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

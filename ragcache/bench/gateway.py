@@ -23,9 +23,8 @@ from ragcache.config import ServeSettings
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.model import find_model
 from ragcache.gateway.app import create_app, listening
-from ragcache.loading import start_engine
+from ragcache.loading import assemble, start_engine
 from ragcache.prompt.loader import load_tokenizer
-from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving import ServedModel, Serving
 
 NUM_BLOCKS = 20_000
@@ -76,8 +75,8 @@ def _fake_serving() -> tuple[TimedRunner, Serving]:
     pool_tokens = NUM_BLOCKS * settings.block_size
     model = ServedModel(("fake",), pool_tokens, pool_tokens, VOCAB_SIZE, frozenset(), "fake")
     source = find_model(None)
-    tokenizer = TokenizerPool(load_tokenizer(source.location))
-    return runner, Serving(model, tokenizer, start_engine(runner, NUM_BLOCKS, settings))
+    tokenizer = load_tokenizer(source.location)
+    return runner, assemble(model, tokenizer, start_engine(runner, NUM_BLOCKS, settings))
 
 
 async def _measure(options: GatewayBench, runner: TimedRunner, url: str) -> dict[str, Any]:

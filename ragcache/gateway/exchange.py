@@ -13,7 +13,8 @@ from ragcache.gateway.meter import GenerationMeter, RequestMeter
 from ragcache.types import Delta, Explanation, GenerateRequest, Usage
 
 if TYPE_CHECKING:
-    from ragcache.serving import Generation, Serving
+    from ragcache.generation import Generation
+    from ragcache.serving import Serving
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from ragcache.metrics import Metrics
 from ragcache.types import Delta, Explanation, FinishReason, MissReason, Usage
 
 if TYPE_CHECKING:
-    from ragcache.serving import Generation
+    from ragcache.generation import Generation
 
 METRICS = web.AppKey("metrics", Metrics)
 

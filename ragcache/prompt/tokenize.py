@@ -19,6 +19,7 @@ from ragcache.prompt.detokenize import Detokenizer
 from ragcache.prompt.encoder import Encoder
 from ragcache.prompt.layout import ChatTokens, PlainPrompt, PromptLayout, TokenizedPrompt
 from ragcache.prompt.template import ChatTemplate, require_encodable
+from ragcache.prompt.tool_format import ToolFormat
 from ragcache.prompt.vocabulary import Vocabulary
 from ragcache.types import ChatPrompt
 
@@ -95,6 +96,11 @@ class TokenizerPool:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, workers: int = 2) -> None:
         self.prompts = PromptTokenizer(tokenizer)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The form in which the model makes tool calls."""
+        return self.prompts.template.tool_format
 
     async def encode_chat(
         self, prompt: ChatPrompt, max_tokens: int | None = None
