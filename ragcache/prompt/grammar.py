@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -15,11 +16,13 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from ragcache.errors import ConfigError, GenerationFailed, InvalidRequest
+from ragcache.errors import GenerationFailed, InvalidRequest
 from ragcache.prompt.json_schema import closed
 from ragcache.prompt.lark import JsonRule, LarkWriter, OutputForm
 from ragcache.prompt.tool_format import CallSyntax
 from ragcache.types import OutputRules
+
+log = logging.getLogger(__name__)
 
 # What a schema may cost: seconds to compile, tens of milliseconds a token in the worst cases.
 _LIMITS = LLParserLimits(
@@ -101,17 +104,19 @@ class GrammarCompiler:
     ) -> None:
         """`vocab_size` is the width of the model's logits; `syntax` None: no known form of calls.
 
-        Raises:
-            ConfigError: when the library cannot work with this tokenizer.
+        With a tokenizer that the library cannot read, nothing can be enforced.
         """
-        # Without an end token a grammar still ends: where nothing may follow.
-        ends = list(eos_token_ids) or [vocab_size - 1]
+        # The library cannot do without an end token of its tokenizer.
+        ends = [id for id in eos_token_ids if id < len(tokenizer)] or [len(tokenizer) - 1]
+        self._syntax = syntax
+        self._unreadable = False
         try:
             self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:
-            raise ConfigError(f"no grammars for this tokenizer: {error}") from error
-        self._syntax = syntax
-        self._writer = _writer(tokenizer, self._tokenizer, ends, syntax)
+            log.warning("no tool choice or JSON schema can be enforced with this model: %s", error)
+            self._unreadable = True
+        else:
+            self._writer = _writer(tokenizer, self._tokenizer, ends, syntax)
         self._max_entries = max_entries
         self._entries: OrderedDict[bytes | None, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
@@ -153,8 +158,10 @@ class GrammarCompiler:
         schema = None if required else rules.schema
         if required and not functions:
             raise InvalidRequest("tool_choice: there is no tool to call", param="tool_choice")
-        if functions and self._syntax is None:
-            self._refuse_unknown_calls(required, schema)
+        if self._unreadable or (functions and self._syntax is None):
+            if required or schema is not None:
+                param = "tool_choice" if required else "response_format"
+                raise InvalidRequest(f"{param}: cannot be enforced with this model", param=param)
             return None
         if schema is None and not (tools and self._syntax):
             return None
@@ -164,14 +171,6 @@ class GrammarCompiler:
             json=None if schema is None else _text_rule(schema),
             free=schema is None and not required,
         )
-
-    @staticmethod
-    def _refuse_unknown_calls(required: bool, schema: Mapping[str, Any] | bool | None) -> None:
-        reason = "not with the form in which this model makes calls"
-        if required:
-            raise InvalidRequest(f"tool_choice: {reason}", param="tool_choice")
-        if schema is not None:
-            raise InvalidRequest(f"response_format: {reason}", param="response_format")
 
     def _compile(self, form: OutputForm) -> CompiledGrammar:
         try:

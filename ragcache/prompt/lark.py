@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ragcache.prompt.tool_format import CallSyntax
@@ -43,10 +43,10 @@ class JsonRule:
 class OutputForm:
     """What an output may be: calls of `functions` (by name), JSON, or else, if `free`, text."""
 
-    functions: Mapping[str, JsonRule] = field(default_factory=dict)
-    several_calls: bool = False
-    json: JsonRule | None = None
-    free: bool = False
+    functions: Mapping[str, JsonRule]
+    several_calls: bool
+    json: JsonRule | None
+    free: bool
 
     @property
     def rules(self) -> list[JsonRule]:
@@ -63,7 +63,7 @@ class LarkWriter:
     """
 
     def __init__(
-        self, syntax: CallSyntax, marks: Mapping[str, int], visible: Collection[str] = ()
+        self, syntax: CallSyntax, marks: Mapping[str, int], visible: Collection[str]
     ) -> None:
         self._syntax = syntax
         self._marks = marks
@@ -89,8 +89,10 @@ class LarkWriter:
         return "\n".join([*self._options(form), f"start: {' | '.join(starts)}", *rules])
 
     def _options(self, form: OutputForm) -> Iterable[str]:
-        # The library forces text in the tokenizer's own tokens, and would force a mark that
-        # stands in a string of a schema as the token that it then does not accept.
+        """Forced tokens are the tokenizer's own for the text that must come.
+
+        So a mark in a string of a schema would be forced as the token that no string may hold.
+        """
         texts = [*form.functions, *(json.dumps(r.schema, ensure_ascii=False) for r in form.rules)]
         if any(map(self._find_mark.search, texts)):
             yield '%llguidance {"no_forcing": true}'

@@ -11,7 +11,7 @@ from llguidance import LLParserLimits
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ragcache.errors import ConfigError, GenerationFailed, InvalidRequest
+from ragcache.errors import GenerationFailed, InvalidRequest
 from ragcache.prompt import grammar as grammar_module
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.tool_format import HERMES, LLAMA3, MISTRAL_LIST, SMOLLM2, CallSyntax
@@ -392,11 +392,17 @@ def test_markup_in_a_schema_is_text(marked, make):
     assert not set(tokens) & set(marked.get_added_vocab().values())
 
 
-def test_a_tokenizer_that_the_library_cannot_read_is_a_clear_error(build):
-    with pytest.raises(ConfigError, match="decoder"):
-        GrammarCompiler(
-            build("wordpiece", "none"), vocab_size=300, eos_token_ids=[2], syntax=HERMES
-        )
+def test_with_a_tokenizer_that_the_library_cannot_read_nothing_is_promised(build, caplog):
+    compiler = GrammarCompiler(
+        build("wordpiece", "none"), vocab_size=300, eos_token_ids=[2], syntax=HERMES
+    )
+    assert "decoder" in caplog.text
+    assert compiler.compile(TOOLS, FREE) is None
+    assert compiler.compile(TOOLS, NO_CALLS) is None
+    for rules, param in ((REQUIRED, "tool_choice"), (JSON_OR_CALLS, "response_format")):
+        with pytest.raises(InvalidRequest) as caught:
+            compiler.compile(TOOLS, rules)
+        assert caught.value.param == param
 
 
 # Schemas that cannot be enforced, and large ones.
@@ -516,7 +522,7 @@ def test_a_token_that_is_not_allowed_is_an_error(compiler):
 
 
 def test_a_model_without_an_end_token_ends_where_nothing_may_follow(marked):
-    compiler = GrammarCompiler(marked, vocab_size=len(marked) + 1, eos_token_ids=(), syntax=SMOLLM2)
+    compiler = GrammarCompiler(marked, vocab_size=len(marked) + 9, eos_token_ids=(), syntax=SMOLLM2)
     constraint = compiler.compile((), OutputRules(schema={"const": "a"})).constraint()
     for token in marked.encode('"a"'):
         assert not constraint.finished
