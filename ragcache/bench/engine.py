@@ -2,7 +2,8 @@
 
 Both sides run the same weights, batch, dtype and context, in turns, so that whatever else the
 machine does falls on both alike. The plain side is what `generate` does in a step: a forward
-pass with a `DynamicCache` and transformers' own attention.
+pass with a `DynamicCache` and transformers' own attention. Last comes a decoding batch with a
+grammar on every request against the same batch without.
 """
 
 from __future__ import annotations
@@ -20,17 +21,27 @@ from rich.table import Table
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ragcache.bench import constrained
 from ragcache.bench.options import EngineBench
 from ragcache.engine.attention import NAME
 from ragcache.engine.batch import build_batch
-from ragcache.engine.model import choose_device, choose_dtype, find_model, load_model
+from ragcache.engine.constraint import Grammar
+from ragcache.engine.model import (
+    choose_device,
+    choose_dtype,
+    eos_token_ids,
+    find_model,
+    load_model,
+)
 from ragcache.engine.pool import KVPool, LayerShape
 from ragcache.engine.request import Request, Sequence
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import Chunk
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
-from ragcache.types import SamplingParams
+from ragcache.prompt.grammar import GrammarCompiler
+from ragcache.prompt.loader import load_tokenizer
+from ragcache.types import OutputRules, SamplingParams
 
 BLOCK_SIZE = 16
 
@@ -50,20 +61,41 @@ class Case:
         return f"{kind} {self.batch} x {self.query} over {self.context}"
 
 
-CASES = (Case(1, 1400, 1), Case(8, 1400, 1), Case(1, 0, 512), Case(1, 1024, 512))
+BATCH = Case(8, 1400, 1)
+CASES = (Case(1, 1400, 1), BATCH, Case(1, 0, 512), Case(1, 1024, 512))
 
 
 def run(options: EngineBench) -> dict[str, Any]:
     """Measure every case; seconds are medians of the rounds, ratios are ours ÷ plain."""
     device = choose_device("auto")
     dtype = choose_dtype(options.dtype, device)
-    model = load_model(find_model(options.model), device, dtype)
+    source = find_model(options.model)
+    model = load_model(source, device, dtype)
     sides = _Sides(model, prepare_model(model))
     cases = {
         case.name: sides.measure(case, options.repeats)
         for case in track(CASES, description="engine")
     }
-    return {"dtype": str(dtype), "threads": torch.get_num_threads(), "cases": cases}
+    grammar = sides.measure_grammar(_json_grammar(model, source.location), options.repeats)
+    return {
+        "dtype": str(dtype),
+        "threads": torch.get_num_threads(),
+        "cases": cases,
+        "grammar_throughput_ratio": grammar,
+    }
+
+
+def _json_grammar(model: PreTrainedModel, location: str) -> Grammar:
+    compiler = GrammarCompiler(
+        load_tokenizer(location),
+        vocab_size=model.config.get_text_config().vocab_size,
+        eos_token_ids=eos_token_ids(model),
+        syntax=None,
+    )
+    rules = OutputRules(tool_choice="none", schema=constrained.SCHEMA)
+    grammar = compiler.compile((), rules)
+    assert grammar is not None  # a schema leaves no output free
+    return grammar
 
 
 def render(results: dict[str, Any]) -> Table:
@@ -74,6 +106,8 @@ def render(results: dict[str, Any]) -> Table:
     for name, case in results["cases"].items():
         ours, plain = (f"{case[side] * 1e3:.1f}" for side in ("ours", "plain"))
         table.add_row(name, ours, plain, f"{case['ratio']:.2f}")
+    ratio = results["grammar_throughput_ratio"]
+    table.caption = f"{BATCH.name}: throughput with a grammar on each ÷ without: {ratio:.2f}"
     return table
 
 
@@ -96,7 +130,24 @@ class _Sides:
         pairs = zip(times["ours"][1:], times["plain"][1:], strict=True)
         return {**result, "ratio": median(mine / theirs for mine, theirs in pairs)}
 
+    def measure_grammar(self, grammar: Grammar, repeats: int) -> float:
+        """Throughput of `BATCH` with a grammar on each request ÷ without."""
+        self._model.set_attn_implementation(NAME)
+        forward, sequences = self._paged(BATCH)
+        return constrained.throughput(grammar, forward, sequences, repeats)
+
     def _paged_step(self, case: Case) -> Callable[[], float]:
+        forward, _ = self._paged(case)
+
+        def step() -> float:
+            started = perf_counter()
+            forward().argmax(dim=-1).tolist()
+            return perf_counter() - started
+
+        return step
+
+    def _paged(self, case: Case) -> tuple[Callable[[], Tensor], list[Sequence]]:
+        """A forward pass of our engine, which may be repeated, and its sequences."""
         total = case.context + case.query
         blocks = case.batch * -(-total // BLOCK_SIZE)
         cache = PrefixCache(blocks, BLOCK_SIZE, share=False)
@@ -106,13 +157,8 @@ class _Sides:
             tensor.normal_()
         runner = ModelRunner(model, pool, get_backend("torch"))
         chunks = [self._chunk(case, index, cache) for index in range(case.batch)]
-
-        def step() -> float:
-            started = perf_counter()
-            runner.run(build_batch(chunks, cache)).argmax(dim=-1).tolist()
-            return perf_counter() - started
-
-        return step
+        sequences = [chunk.sequence for chunk in chunks]
+        return lambda: runner.run(build_batch(chunks, cache)), sequences
 
     def _chunk(self, case: Case, index: int, cache: PrefixCache) -> Chunk:
         prompt = [1] * (case.context + case.query)

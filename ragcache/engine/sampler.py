@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -105,20 +106,22 @@ def _constrain(logits: Tensor, sequences: list[Sequence]) -> None:
     bits = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
     for words, (_, constraint) in zip(bits, rows, strict=True):
         constraint.fill_mask(words)
-    bounds = _bounds(torch.from_numpy(bits).to(logits.device))[:, :vocab_size]
-    for bound, (i, _) in zip(bounds, rows, strict=True):
+    octets = torch.from_numpy(bits.view(np.uint8)).to(logits.device)
+    bounds = _bounds_of_octets(logits.device).index_select(0, octets.int().flatten())
+    for bound, (i, _) in zip(bounds.view(len(rows), -1), rows, strict=True):
         row = logits[i].clamp_(min=LOWEST)
-        torch.minimum(row, bound, out=row)
+        torch.minimum(row, bound[:vocab_size], out=row)
 
 
-def _bounds(bits: Tensor) -> Tensor:
-    """Upper bounds for logits, `[R, 32 W]`: infinity where a bit of `bits` `[R, W]` is set.
+@cache
+def _bounds_of_octets(device: torch.device) -> Tensor:
+    """Upper bounds for the logits of 8 tokens, `[256, 8]`: infinity where a bit is set.
 
-    The minimum with these takes the same time for any mask; `torch.where` is slower on a CPU.
+    Looking bits up and taking minima is several times faster on a CPU than shifts and
+    `torch.where`.
     """
-    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
-    signs = (bits[..., None] >> shifts & 1).float().sub_(0.5)
-    return signs.mul_(torch.inf).flatten(1)
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return torch.where(bits.bool(), torch.inf, -torch.inf).to(device)
 
 
 def _draw(row: Tensor, sequence: Sequence) -> int:
