@@ -76,7 +76,7 @@ def pairs() -> list[tuple[str, str]]:
 
 def test_the_walk_sees_the_whole_package():
     assert {"ragcache.types", "ragcache.prefix.cache", "ragcache_kernels"} <= modules().keys()
-    assert "ragcache.prefix.radix" in imports("ragcache.prefix.cache")
+    assert "ragcache.prefix.blocks" in imports("ragcache.prefix.cache")
 
 
 def test_folders_import_only_what_the_table_allows():

@@ -9,9 +9,10 @@ import pytest
 from ragcache.bench.hashing import HashRunner
 from ragcache.config import ServeSettings
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from ragcache.loading import assemble, start_engine
+from ragcache.loading import start_engine
+from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.tokenize import TokenizerPool
-from ragcache.serving import ServedModel
+from ragcache.serving import ServedModel, Serving
 from ragcache.types import (
     ChatPrompt,
     FinishReason,
@@ -33,16 +34,22 @@ def tokenizer(smollm2):
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def grammars(smollm2, tokenizer):
+    syntax = tokenizer.tool_format.syntax
+    return GrammarCompiler(smollm2, vocab_size=VOCAB, eos_token_ids=[2], syntax=syntax)
+
+
 @pytest.fixture
 def runner():
     return HashRunner(BLOCKS, BLOCK, VOCAB)
 
 
 @pytest.fixture
-async def serving(smollm2, runner):
+async def serving(tokenizer, grammars, runner):
     client = start_engine(runner, BLOCKS, ServeSettings(max_queue=4, max_running=4))
     model = ServedModel(("m",), LIMIT, BLOCKS * BLOCK, VOCAB, frozenset([2]), "fingerprint")
-    yield assemble(model, smollm2, client)
+    yield Serving(model, tokenizer, client, grammars)
     client.engine.stop()
 
 
@@ -135,10 +142,12 @@ async def test_a_prompt_without_room_for_output_is_refused_with_both_numbers(ser
     assert serving.stats().query_tokens == 0
 
 
-async def test_a_prompt_that_can_never_fit_the_pool_is_refused_and_others_go_on(smollm2, runner):
+async def test_a_prompt_that_can_never_fit_the_pool_is_refused_and_others_go_on(
+    tokenizer, grammars, runner
+):
     client = start_engine(runner, BLOCKS, ServeSettings())
     model = ServedModel(("m",), 10**6, BLOCKS * BLOCK, VOCAB, frozenset(), "fingerprint")
-    serving = assemble(model, smollm2, client)
+    serving = Serving(model, tokenizer, client, grammars)
     running = await serving.start(request(max_tokens=40))
     for prompt in (tuple([5] * BLOCKS * BLOCK), "word " * 3000):
         with pytest.raises(ContextLengthExceeded, match=str(BLOCKS * BLOCK)):

@@ -23,6 +23,12 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 
+# What a schema of this API is called where it is compiled, and here.
+_ANTHROPIC_NAMES = {
+    ".function.parameters": ".input_schema",
+    "response_format": "output_config.format",
+}
+
 log = logging.getLogger(__name__)
 
 
@@ -67,7 +73,11 @@ class Failure:
     def anthropic(self, request_id: str) -> dict[str, Any]:
         """The body, or the data of an error event, on Anthropic's routes."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
-        error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": self.message}
+        message = self.message
+        for ours, theirs in _ANTHROPIC_NAMES.items():
+            if ours in (self.param or ""):
+                message = message.replace(ours, theirs, 1)
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": message}
         return {"type": "error", "error": error, "request_id": request_id}
 
 

@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from anthropic import Anthropic
 from numpy.typing import NDArray
+from openai import OpenAI
+from pydantic import BaseModel
 from pytest_asyncio import is_async_test
 from transformers import PreTrainedTokenizerFast
 
 from ragcache.bench.hashing import HashRunner
 from ragcache.config import ServeSettings
 from ragcache.gateway.app import create_app, listening
-from ragcache.loading import assemble, start_engine
+from ragcache.loading import assemble, load_serving, start_engine
 from ragcache.prompt.vocabulary import BYTE_ALPHABET, Vocabulary
 from ragcache.serving import ServedModel, Serving
+from ragcache.types import EngineStats
 
 VOCAB, EOS, BLOCK = 49152, 2, 16
 ANSWER = "<|im_start|>assistant\n"
@@ -57,6 +66,7 @@ class Script:
 
     rules: list[tuple[str, str]] = field(default_factory=list)
     text: str = "It is said that you will see a lighthouse."
+    free: bool = False  # nothing is scripted: what is said depends on every token of the context
     fail: bool = False  # the next step raises
 
     def reply(self, prompt: str) -> str:
@@ -86,6 +96,8 @@ class ScriptedModel(HashRunner):
             raise RuntimeError("the model is broken")
         logits = super().logits(context)
         logits[EOS] = -50
+        if self.script.free:
+            return logits
         rest = self._rest(context)
         if rest is None:
             logits[self._closers] = 20  # off the script: come to an end as soon as that is allowed
@@ -109,15 +121,51 @@ class ScriptedModel(HashRunner):
 
 @dataclass
 class Gateway:
-    """A running gateway and the script of its model."""
+    """A running gateway, the script of its model, and ways to ask it."""
 
     url: str
     model: ScriptedModel
     serving: Serving
+    clients: ExitStack = field(default_factory=ExitStack)
 
     @property
     def script(self) -> Script:
         return self.model.script
+
+    def openai(self, api_key: str = "none") -> OpenAI:
+        """OpenAI's client."""
+        options = {"base_url": f"{self.url}/v1", "api_key": api_key, "max_retries": 0}
+        return self.clients.enter_context(OpenAI(**options))
+
+    def anthropic(self, api_key: str = "none") -> Anthropic:
+        """Anthropic's client."""
+        options = {"base_url": self.url, "api_key": api_key, "max_retries": 0}
+        return self.clients.enter_context(Anthropic(**options))
+
+    @cached_property
+    def http(self) -> httpx2.Client:
+        """No client of either API."""
+        return self.clients.enter_context(httpx2.Client(base_url=self.url, timeout=60))
+
+    def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """The data of a stream's events."""
+        wire = self.http.post(path, json={**body, "stream": True}).raise_for_status().text
+        data = [line[6:] for line in wire.splitlines() if line.startswith("data: ")]
+        return [json.loads(each) for each in data if each != "[DONE]"]
+
+    def metrics(self) -> dict[str, float]:
+        """All samples by name and labels, as they are written."""
+        lines = self.http.get("/metrics").text.splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def at_rest(self) -> EngineStats:
+        """The engine's counts once nothing runs or waits any more."""
+        deadline = time.monotonic() + 10
+        while (stats := self.serving.stats()).running or stats.waiting:
+            assert time.monotonic() < deadline, "the engine does not come to rest"
+            time.sleep(0.002)
+        return stats
 
 
 @contextmanager
@@ -166,8 +214,8 @@ def make_gateway(smollm2) -> Callable[..., Gateway]:
         client = start_engine(model, num_blocks, settings)
         serving = assemble(served, smollm2, client)
         try:
-            with in_thread(serving, **options) as url:
-                yield Gateway(url, model, serving)
+            with in_thread(serving, **options) as url, ExitStack() as clients:
+                yield Gateway(url, model, serving, clients)
         finally:
             serving.close()
 
@@ -188,3 +236,72 @@ def gateway(shared_gateway) -> Iterator[Gateway]:
     future.result(10)
     shared_gateway.serving._history.forget(b"")
     return shared_gateway
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[str]:
+    """The URL of a gateway with the embedded model."""
+    settings = ServeSettings(
+        dtype="float32", kv_cache_blocks=2000, served_model_name=["tiny", "alias"]
+    )
+    serving = load_serving(settings)
+    try:
+        with in_thread(serving) as url:
+            yield url
+    finally:
+        serving.close()
+
+
+class Blocking:
+    """An asynchronous client, or a part of one, with the interface of the synchronous one."""
+
+    _END = object()
+
+    def __init__(self, target: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._target = target
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return self._seen(getattr(self._target, name))
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._seen(self._target(*args, **options))
+
+    def __enter__(self) -> Any:
+        return self._seen(self._target.__aenter__())
+
+    def __exit__(self, *error: Any) -> None:
+        self._seen(self._target.__aexit__(*error))
+
+    def __iter__(self) -> Iterator[Any]:
+        steps = aiter(self._target)
+        while (item := self._result(anext(steps, self._END))) is not self._END:
+            yield item
+
+    def _seen(self, value: Any) -> Any:
+        if inspect.isawaitable(value):
+            value = self._result(value)
+        of_client = type(value).__module__.startswith(("openai", "anthropic"))
+        live = callable(value) or hasattr(value, "__aiter__") or of_client
+        return Blocking(value, self._loop) if live and not isinstance(value, BaseModel) else value
+
+    def _result(self, awaitable: Awaitable[Any]) -> Any:
+        async def result() -> Any:
+            return await awaitable
+
+        return self._loop.run_until_complete(result())
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Opens an SDK's synchronous client, or its asynchronous one, which then blocks as well."""
+    with ExitStack() as stack:
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+
+        def connect(blocking: type, asynchronous: type, **options: Any) -> Any:
+            if request.param == "sync":
+                return stack.enter_context(blocking(**options))
+            return stack.enter_context(Blocking(asynchronous(**options), loop))
+
+        yield connect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
+from uuid import uuid4
 
 import pytest
 from langchain_anthropic import ChatAnthropic
@@ -29,6 +30,11 @@ RULES = [
     ("こんにちは株式会社", CALL % ("unicode_customer", CUSTOMER % "こんにちは株式会社")),
 ]
 LONG = "You answer from the passages given. " * 40
+
+
+def new_question() -> str:
+    """More than a block that no cache has seen."""
+    return f"{uuid4()}: what do you make of that, in a few words?"
 
 
 class Suite(ChatModelIntegrationTests):
@@ -71,6 +77,32 @@ class Suite(ChatModelIntegrationTests):
         return message
 
 
+class SmallModel:
+    """The embedded model in place of the script; what asks for a better one may fail."""
+
+    @pytest.fixture(autouse=True)
+    def _answers(self, embedded):
+        self.url = embedded
+
+    @pytest.mark.xfail(reason="the arguments must be copied from the question")
+    def test_tool_calling(self, model):
+        super().test_tool_calling(model)
+
+    @pytest.mark.xfail(reason="the arguments must be copied from the question")
+    async def test_tool_calling_async(self, model):
+        await super().test_tool_calling_async(model)
+
+    @pytest.mark.xfail(reason="the model must decide for the call by itself")
+    def test_agent_loop(self, model):
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason="Chinese and Japanese names must be copied from the question")
+    def test_unicode_tool_call_integration(self, model, tool_choice=None, force_tool_call=True):
+        super().test_unicode_tool_call_integration(
+            model, tool_choice=tool_choice, force_tool_call=force_tool_call
+        )
+
+
 class TestChatOpenAI(Suite):
     """The OpenAI-compatible route."""
 
@@ -85,7 +117,7 @@ class TestChatOpenAI(Suite):
             "base_url": f"{self.url}/v1",
             "api_key": "none",
             "temperature": 0,
-            "max_tokens": 150,
+            "max_tokens": 100,
             "stream_usage": True,
             "max_retries": 0,
         }
@@ -95,7 +127,7 @@ class TestChatOpenAI(Suite):
         return True
 
     def invoke_with_cache_creation_input(self, *, stream=False):
-        message = self._twice(stream, "a question that is long enough to fill a block " * 3)
+        message = self._twice(stream, new_question())
         assert message.usage_metadata["input_token_details"]["cache_creation"] > 0
         return message
 
@@ -114,14 +146,21 @@ class TestChatAnthropic(Suite):
             "base_url": self.url,
             "api_key": "none",
             "temperature": 0,
-            "max_tokens": 150,
+            "max_tokens": 100,
             "max_retries": 0,
         }
 
     def invoke_with_cache_creation_input(self, *, stream=False):
-        text = "a question that is long enough to fill a block " * 3
-        marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+        marked = {"type": "text", "text": new_question(), "cache_control": {"type": "ephemeral"}}
         message = self._twice(stream, [marked])
         details = message.usage_metadata["input_token_details"]
         assert details["cache_creation"] + details.get("ephemeral_5m_input_tokens", 0) > 0
         return message
+
+
+class TestSmallModelChatOpenAI(SmallModel, TestChatOpenAI):
+    """The OpenAI-compatible route over the embedded model."""
+
+
+class TestSmallModelChatAnthropic(SmallModel, TestChatAnthropic):
+    """The Anthropic-compatible route over the embedded model."""
