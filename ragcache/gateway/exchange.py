@@ -13,8 +13,8 @@ from ragcache.gateway.meter import GenerationMeter, RequestMeter
 from ragcache.types import Delta, Explanation, GenerateRequest, Usage
 
 if TYPE_CHECKING:
-    from ragcache.generation import Generation
     from ragcache.serving import Serving
+    from ragcache.serving.generation import Generation
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from ragcache.metrics import Metrics
 from ragcache.types import Delta, Explanation, FinishReason, MissReason, Usage
 
 if TYPE_CHECKING:
-    from ragcache.generation import Generation
+    from ragcache.serving.generation import Generation
 
 METRICS = web.AppKey("metrics", Metrics)
 

@@ -12,7 +12,7 @@ from ragcache.types import Explanation, GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTrail:
+class Trail:
     """What one request leaves in the history of prompts, and reads from it.
 
     `retentions` are its breakpoints as (tokens, seconds), `cacheable` the tokens that explicit

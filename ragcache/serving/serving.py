@@ -1,4 +1,4 @@
-"""One request from messages to tokens: the only place where prompt meets engine."""
+"""Requests in, generations out."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragcache.breakpoints import PlacedBreakpoints
 from ragcache.engine.bridge import EngineClient
 from ragcache.engine.constraint import Grammar
 from ragcache.engine.request import Request
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
-from ragcache.generation import Generation, Prompted
 from ragcache.prefix.explain import History
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.prompt.tokenize import TokenizerPool
-from ragcache.trail import RequestTrail
+from ragcache.serving.breakpoints import PlacedBreakpoints
+from ragcache.serving.generation import Generation
+from ragcache.serving.prompted import Prompted
+from ragcache.serving.trail import Trail
 from ragcache.types import (
     ChatPrompt,
     EngineStats,
@@ -172,10 +173,10 @@ class Serving:
         prompt: TokenizedPrompt,
         segments: Sequence[Segment],
         placed: PlacedBreakpoints,
-    ) -> RequestTrail | None:
+    ) -> Trail | None:
         if not self.model.prefix_caching:
             return None
-        return RequestTrail(
+        return Trail(
             self._history,
             self._tokenizer,
             request,
