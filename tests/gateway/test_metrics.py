@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache.errors import EngineUnavailable
+from ragcache.types import Explanation, MissReason
 
 ASK = {"model": "alias", "messages": [{"role": "user", "content": "one two three four five six"}]}
 
@@ -131,3 +132,39 @@ async def test_a_scraper_may_ask_for_openmetrics(url):
     ):
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await response.text()).endswith("# EOF\n")
+
+
+async def test_misses_are_counted_by_what_changed(client, serving, scrape):
+    for segment, lost in (("tools", 64), ("messages.3", 16), ("messages.5", 4)):
+        serving.script.explanation = Explanation(
+            100, 0, MissReason.CHANGED, lost, token=3, segment=segment
+        )
+        await client.chat.completions.create(**ASK)
+    serving.script.explanation = Explanation(100, 0, MissReason.EVICTED, 32)
+    await client.chat.completions.create(**ASK)
+    serving.script.explanation = Explanation(100, 96)
+    await client.chat.completions.create(**ASK)
+    samples = await scrape()
+    reasons = {
+        labels[1]: value
+        for labels, value in samples.items()
+        if labels[0] == "ragcache_cache_miss_reason_total"
+    }
+    assert reasons == {"tools": 1, "messages": 2, "evicted": 1}
+    assert samples["ragcache_cache_lost_tokens_total", "messages"] == 20
+    assert samples["ragcache_cache_lost_tokens_total", "evicted"] == 32
+
+
+async def test_markers_are_counted_by_origin_and_writes_by_ttl(client, serving, scrape):
+    serving.script.written = {"5m": 16, "auto": 4}
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    marked = {**ASK, "messages": [{"role": "user", "content": [part]}]}
+    await client.chat.completions.create(**marked)
+    serving.script.cached_tokens = 2
+    await client.chat.completions.create(**ASK)
+    samples = await scrape()
+    assert samples["ragcache_cache_write_tokens_total", "5m"] == 32
+    assert samples["ragcache_cache_write_tokens_total", "auto"] == 8
+    assert samples["ragcache_cache_breakpoints_total", "explicit", "miss"] == 1
+    assert samples["ragcache_cache_breakpoints_total", "implicit", "miss"] == 1
+    assert samples["ragcache_cache_breakpoints_total", "implicit", "hit"] == 1
