@@ -132,19 +132,21 @@ class Gateway:
     def script(self) -> Script:
         return self.model.script
 
-    def openai(self, api_key: str = "none") -> OpenAI:
+    @cached_property
+    def openai(self) -> OpenAI:
         """OpenAI's client."""
-        options = {"base_url": f"{self.url}/v1", "api_key": api_key, "max_retries": 0}
-        return self.clients.enter_context(OpenAI(**options))
+        url = f"{self.url}/v1"
+        return self.clients.enter_context(OpenAI(base_url=url, api_key="none", max_retries=0))
 
-    def anthropic(self, api_key: str = "none") -> Anthropic:
+    @cached_property
+    def anthropic(self) -> Anthropic:
         """Anthropic's client."""
-        options = {"base_url": self.url, "api_key": api_key, "max_retries": 0}
-        return self.clients.enter_context(Anthropic(**options))
+        url = self.url
+        return self.clients.enter_context(Anthropic(base_url=url, api_key="none", max_retries=0))
 
     @cached_property
     def http(self) -> httpx2.Client:
-        """No client of either API."""
+        """A client of neither API."""
         return self.clients.enter_context(httpx2.Client(base_url=self.url, timeout=60))
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
