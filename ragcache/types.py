@@ -296,8 +296,8 @@ class Explanation:
     """Where and why the match of a prompt ended.
 
     `reason` is None when nothing was missed that could have been found. `token` is the first
-    token that differs from the prompt of the request `previous`; where only its block is known,
-    `exact` is False and `token` that block's first. `character` counts within the content of
+    token that differs from the prompt of the request `previous`; where only its surroundings are
+    known, `exact` is False and `token` the first that can differ. `character` counts within the content of
     `segment`. `lost_tokens` would have been hits otherwise.
     """
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ragcache.prefix.names import pack
 from ragcache.types import Segment
 
+SPAN = 4  # blocks that are hashed together: one by one costs most of a fingerprint
 RESUMED = 16  # tokens, beside a block, in a row that show text to be the same again
 NEAR = 1024  # tokens behind a difference in which such text has to begin
 WIRE_ORDER = {"tools": 0, "system": 1, "messages": 2, "prompt": 2}
@@ -17,18 +18,19 @@ WIRE_ORDER = {"tools": 0, "system": 1, "messages": 2, "prompt": 2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """What is kept of a prompt: a hash of every whole block, and the low byte of every token.
+    """What is kept of a prompt: a hash of every whole span, and the low byte of every token.
 
-    The hashes are Python's own of `bytes`: keyed, and of no use outside this process. They decide
-    which blocks are equal; the low bytes, the lane, only say which token of a block differs.
+    A span is a few blocks. The hashes are Python's own of `bytes`: keyed, and of no use outside
+    this process. They decide which spans are equal; the low bytes, the lane, only say which token
+    of a span differs.
     """
 
     namespace: bytes
     segments: tuple[Segment, ...]
     block_size: int
     lane: bytes  # one byte a token
-    hashes: bytes  # eight bytes a whole block
-    prefixes: tuple[int, ...]  # hash of all whole blocks up to the end of each segment
+    hashes: bytes  # eight bytes a whole span
+    prefixes: tuple[int, ...]  # hash of all whole spans up to the end of each segment
 
     @classmethod
     def of(
@@ -40,10 +42,11 @@ class Fingerprint:
     ) -> Fingerprint:
         """Take the fingerprint of a prompt; `segments` are in the order of its tokens."""
         packed = pack(tokens)
-        whole = len(tokens) // block_size
-        blocks = struct.iter_unpack(f"{4 * block_size}s", packed[: 4 * block_size * whole])
-        hashes = struct.pack(f"<{whole}q", *map(hash, blocks))
-        ends = sorted({segment.end // block_size for segment in segments} - {0})
+        span = SPAN * block_size
+        whole = len(tokens) // span
+        spans = struct.iter_unpack(f"{4 * span}s", packed[: 4 * span * whole])
+        hashes = struct.pack(f"<{whole}q", *map(hash, spans))
+        ends = sorted({segment.end // span for segment in segments} - {0})
         chain, prefixes = hash(namespace), []
         for first, stop in pairwise([0, *ends]):
             chain = hash((chain, hashes[8 * first : 8 * stop]))
@@ -56,15 +59,16 @@ class Fingerprint:
     def common(self, other: Fingerprint) -> tuple[int, bool]:
         """Count the tokens in which two prompts begin alike; False where it may be more.
 
-        It may where a block is known to differ but the lanes do not show where: the count then
-        ends before that block. Where a block differs in several tokens and the lanes show only
+        It may where a span is known to differ but the lanes do not show where: the count then
+        ends before that span. Where a span differs in several tokens and the lanes show only
         the later ones (the low bytes of two tokens are equal once in 256), the count is too high
-        by less than a block.
+        by less than a span.
         """
-        start = _common_prefix(self.hashes, other.hashes) // 8 * self.block_size
-        block = slice(start, start + self.block_size)
-        shared = _common_prefix(self.lane[block], other.lane[block])
-        return (start, False) if shared == self.block_size else (start + shared, True)
+        length = SPAN * self.block_size
+        start = _common_prefix(self.hashes, other.hashes) // 8 * length
+        span = slice(start, start + length)
+        shared = _common_prefix(self.lane[span], other.lane[span])
+        return (start, False) if shared == length else (start + shared, True)
 
     def resumes(self, other: Fingerprint, token: int) -> bool:
         """Whether text that follows closely on a token of `other` comes here too, behind it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from ragcache.prefix.explain import History
-from ragcache.prefix.fingerprint import Fingerprint, wire_order
+from ragcache.prefix.fingerprint import SPAN, Fingerprint, wire_order
 from ragcache.prefix.records import Record
 from ragcache.types import Segment
 
@@ -33,11 +33,11 @@ def test_prompts_begin_alike_up_to_the_first_difference(token):
     assert take(before).common(take(before)) == (1_000, True)
 
 
-def test_a_difference_that_the_low_bytes_hide_is_placed_before_its_block():
+def test_a_difference_that_the_low_bytes_hide_is_placed_before_its_span():
     before = text(40)
     changed = before.copy()
     changed[21] += 256
-    assert take(before).common(take(changed)) == (20, False)
+    assert take(before).common(take(changed)) == (16, False)
 
 
 @pytest.mark.parametrize(("again", "resumes"), [(19, False), (20, True)])
@@ -52,14 +52,14 @@ def test_text_from_before_the_difference_does_not_count_as_equal_again():
     assert not take([*before, *text(40, seed=1)]).resumes(take([*before, *before]), 40)
 
 
-def test_blocks_before_a_segment_s_end_decide_its_prefix():
-    tokens = text(20)
-    ends = [Segment("system", 0, 9), Segment("messages.0", 9, 20)]
+def test_spans_before_a_segment_s_end_decide_its_prefix():
+    tokens = text(80)
+    ends = [Segment("system", 0, 36), Segment("messages.0", 36, 80)]
     prefixes = take(tokens, *ends).prefixes
     assert len(prefixes) == 2
-    assert take([*tokens[:8], *text(12, seed=1)], *ends).prefixes[0] == prefixes[0]
-    assert take([*tokens[:7], *text(13, seed=1)], *ends).prefixes[0] != prefixes[0]
-    assert take([*tokens[:8], *text(12, seed=1)], *ends).prefixes[1] != prefixes[1]
+    assert take([*tokens[:32], *text(48, seed=1)], *ends).prefixes[0] == prefixes[0]
+    assert take([*tokens[:31], *text(49, seed=1)], *ends).prefixes[0] != prefixes[0]
+    assert take([*tokens[:32], *text(48, seed=1)], *ends).prefixes[1] != prefixes[1]
 
 
 def test_segments_are_sorted_as_they_go_over_the_wire():
@@ -68,7 +68,7 @@ def test_segments_are_sorted_as_they_go_over_the_wire():
 
 
 def test_no_token_is_kept():
-    """A record has a byte for each token, and eight for each block: too few to spell them."""
+    """A record has a byte for each token, and eight for each span: too few to spell them."""
     tokens = [*range(60_000, 60_400)]
     history = History(BLOCK)
     prompt = history.fingerprint(b"namespace", tokens, [Segment("prompt", 0, len(tokens))])
@@ -76,7 +76,7 @@ def test_no_token_is_kept():
     history.computed("a", kept=[(100, 60.0)])
     (record,) = history._records._by_id.values()
     assert record.prompt.lane == bytes(token & 255 for token in tokens)
-    assert len(record.prompt.hashes) == 8 * len(tokens) // BLOCK
+    assert len(record.prompt.hashes) == 8 * len(tokens) // (SPAN * BLOCK)
     assert len(record.prompt.prefixes) == len(record.prompt.segments) == 1
     assert set(Fingerprint.__slots__) == {
         *("namespace", "segments", "block_size", "lane", "hashes", "prefixes")

@@ -13,7 +13,7 @@ OWNER = owner_name("model", "tenant")
 
 
 def add(records: Records, record_id: str, tokens: list[int], salt: str | None = None) -> None:
-    segments = [Segment("system", 0, 8), Segment("messages.0", 8, len(tokens))]
+    segments = [Segment("system", 0, 16), Segment("messages.0", 16, len(tokens))]
     prompt = Fingerprint.of(namespace_name(OWNER, salt), tokens, segments, block_size=4)
     records.add(Record(record_id, prompt, Explanation(len(tokens), 0)))
     assert (records.computed(record_id) is None) == (records.get(record_id, OWNER) is None)
@@ -35,16 +35,16 @@ def test_the_oldest_go_first(max_tokens, max_records, left):
 
 def test_an_id_again_replaces_the_record():
     records = Records(99, 9)
-    add(records, "0", [1] * 20)
-    add(records, "0", [2] * 30)
-    assert records._tokens == 30
+    add(records, "0", [1] * 40)
+    add(records, "0", [2] * 50)
+    assert records._tokens == 50
     assert len(records._by_prefix) == 2
 
 
 def test_nothing_is_left_of_what_is_gone():
     records = Records(10_000, 3)
     for i in range(50):
-        add(records, str(i), [i] * 20, salt=str(i))
+        add(records, str(i), [i] * 40, salt=str(i))
     assert (len(records._by_id), len(records._by_prefix), len(records._groups)) == (3, 6, 4)
     records.forget(OWNER)
     assert [records._by_id, records._by_prefix, records._groups, records._tokens] == [{}, {}, {}, 0]
