@@ -50,7 +50,9 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+# Behind a Field with limits: in front of it, these would be missing in the JSON schema.
+WHOLE = BeforeValidator(_whole)
+Whole = Annotated[int, WHOLE]
 
 
 def one_of(union: Any, tag: str = "type") -> PlainValidator:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import Fields, Harmless, RequestBody, Whole
+from ragcache.gateway.fields import WHOLE, Fields, Harmless, RequestBody, Whole
 from ragcache.gateway.openai_messages import Id
 from ragcache.types import ChatPrompt, GenerateRequest, SamplingParams
 
@@ -44,7 +44,8 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Count = Annotated[Whole, Field(ge=1)]
+Count = Annotated[int, Field(ge=1), WHOLE]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1)]
@@ -79,7 +80,7 @@ class CompletionFields(RequestBody, ABC):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Whole = Field(0, ge=-1)
     min_p: float = Field(0.0, ge=0, le=1)
-    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: Seed | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)

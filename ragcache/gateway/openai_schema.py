@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import Harmless, Whole
+from ragcache.gateway.fields import WHOLE, Harmless, Whole
 from ragcache.gateway.openai_cache import CacheFields
 from ragcache.gateway.openai_fields import UNSUPPORTED, CompletionFields, Count
 from ragcache.gateway.openai_messages import ChatMessage
@@ -67,7 +67,7 @@ class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
     logprobs: bool = False
-    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     chat_template_kwargs: dict[str, Any] = Field({})
 
     @model_validator(mode="after")
@@ -121,7 +121,7 @@ class CompletionRequest(CompletionFields):
 
     prompt: Prompts = Field(min_length=1)
     max_tokens: Whole = Field(16, ge=0)
-    logprobs: Whole | None = Field(None, ge=0, le=5)
+    logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     echo: bool = False
 
     @model_validator(mode="after")

@@ -6,54 +6,35 @@ import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ragcache.gateway.anthropic_schema import MessagesRequest, PromptFields
+from ragcache.gateway.failures import ANTHROPIC_ROUTE
 from ragcache.gateway.openai_schema import ChatCompletionRequest, CompletionRequest
+from ragcache.gateway.openapi_replies import (
+    ANTHROPIC_ERROR,
+    ERROR,
+    REPLIES,
+    TEXT,
+    Json,
+    json_content,
+)
 
-Json = dict[str, Any]
-
-
-BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": PromptFields,
-}
-_TEXT: Json = {"type": "string"}
-_OPENAI_ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": _TEXT,
-                "type": _TEXT,
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
+# The two APIs have parts of the same name, so each has its own prefix.
+BODIES: dict[str, dict[str, type[BaseModel]]] = {
+    "OpenAI": {
+        "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/completions": CompletionRequest,
+    },
+    "Anthropic": {
+        "/v1/messages": MessagesRequest,
+        "/v1/messages/count_tokens": PromptFields,
     },
 }
-_ANTHROPIC_ERROR: Json = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "request_id": _TEXT,
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": _TEXT, "message": _TEXT},
-        },
-    },
-}
+_REF = "#/components/schemas/{}"
 _KEYS: Json = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -70,25 +51,31 @@ class Description:
     @cached_property
     def document(self) -> Json:
         """The OpenAPI document; making it takes some time, so only when it is asked for."""
-        refs, schemas = models_json_schema(
-            [(body, "validation") for body in BODIES.values()],
-            ref_template="#/components/schemas/{model}",
-        )
-        bodies = {path: refs[body, "validation"] for path, body in BODIES.items()}
-        paths: Json = {}
-        for route in self._routes:
-            path, parameters = _path(route.path)
-            operation = _operation(route, bodies.get(path), parameters)
-            if path not in self._open_paths:
-                operation["security"] = [{}, *({name: []} for name in _KEYS)]
-            paths.setdefault(path, {})[route.method.lower()] = operation
-        errors = {"Error": _OPENAI_ERROR, "MessagesError": _ANTHROPIC_ERROR}
+        schemas: Json = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+        bodies: Json = {}
+        for prefix, models in BODIES.items():
+            refs, parts = models_json_schema(
+                [(model, "validation") for model in models.values()],
+                ref_template=_REF.format(prefix + "{model}"),
+            )
+            bodies |= {path: refs[model, "validation"] for path, model in models.items()}
+            schemas |= {prefix + name: part for name, part in parts["$defs"].items()}
         return {
             "openapi": "3.1.0",
             "info": {"title": "ragcache", "version": version("ragcache-gateway")},
-            "paths": paths,
-            "components": {"schemas": schemas["$defs"] | errors, "securitySchemes": _KEYS},
+            "paths": self._paths(bodies),
+            "components": {"schemas": schemas, "securitySchemes": _KEYS},
         }
+
+    def _paths(self, bodies: Json) -> Json:
+        paths: Json = {}
+        for route in self._routes:
+            path = re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path)
+            operation = _operation(route, path, bodies.get(path))
+            if path not in self._open_paths:
+                operation["security"] = [{}, *({name: []} for name in _KEYS)]
+            paths.setdefault(path, {})[route.method.lower()] = operation
+        return paths
 
 
 DESCRIPTION = web.AppKey("description", Description)
@@ -99,33 +86,27 @@ async def openapi(request: web.Request) -> web.Response:
     return web.json_response(request.app[DESCRIPTION].document)
 
 
-def _path(pattern: str) -> tuple[str, list[Json]]:
-    """`/v1/models/{id:.+}` as OpenAPI writes it, with its parameters."""
-    names = re.findall(r"{(\w+)", pattern)
-    path = re.sub(r"{(\w+)[^}]*}", r"{\1}", pattern)
-    return path, [
-        {"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
-        for name in names
-    ]
-
-
-def _operation(route: web.RouteDef, body: Json | None, parameters: list[Json]) -> Json:
-    summary = (route.handler.__doc__ or "").partition("\n")[0]
-    error = "MessagesError" if route.path.startswith("/v1/messages") else "Error"
+def _operation(route: web.RouteDef, path: str, body: Json | None) -> Json:
     operation: Json = {
-        "summary": summary,
-        "parameters": parameters,
-        "responses": {"200": {"description": "OK"}, "default": _failure(error)},
+        "summary": (route.handler.__doc__ or "").partition("\n")[0],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {**TEXT, "minLength": 1}}
+            for name in re.findall(r"{(\w+)}", path)
+        ],
+        "responses": _responses(path),
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(body)}
+        operation["requestBody"] = {"required": True, "content": json_content(body)}
     return operation
 
 
-def _failure(schema: str) -> Json:
-    content = _json({"$ref": f"#/components/schemas/{schema}"})
-    return {"description": "The request was refused, or failed", "content": content}
-
-
-def _json(schema: Json) -> Json:
-    return {"application/json": {"schema": schema}}
+def _responses(path: str) -> Json:
+    error = "AnthropicError" if path.startswith(ANTHROPIC_ROUTE) else "Error"
+    refused = json_content({"$ref": _REF.format(error)})
+    responses = {
+        "200": {"description": "OK", "content": REPLIES[path]},
+        "default": {"description": "The request was refused, or failed", "content": refused},
+    }
+    if path == "/ready":
+        responses["503"] = {"description": "Not ready", "content": REPLIES[path]}
+    return responses
