@@ -297,8 +297,8 @@ class Explanation:
 
     `reason` is None when nothing was missed that could have been found. `token` is the first
     token that differs from the prompt of the request `previous`; where only its surroundings are
-    known, `exact` is False and `token` the first that can differ. `character` counts within the content of
-    `segment`. `lost_tokens` would have been hits otherwise.
+    known, `exact` is False and `token` the first that can differ. `character` counts within the
+    content of `segment`. `lost_tokens` would have been hits otherwise.
     """
 
     prompt_tokens: int
