@@ -26,8 +26,9 @@ def whole(tokens):
     return tokens // BLOCK * BLOCK
 
 
-def text(content, marker=None):
-    return {"type": "text", "text": content} | ({"cache_control": marker} if marker else {})
+def marked(fields, marker):
+    """The fields with Anthropic's marker, if there is one."""
+    return fields | ({"cache_control": marker} if marker else {})
 
 
 class Wire:
@@ -41,18 +42,24 @@ class Wire:
         """Tools, a system prompt and a question; marked, where there is a marker."""
         return self.tools(marker), self.system(marker), [self.user("How is the weather?", marker)]
 
+    def user(self, content, marker=None):
+        return {"role": "user", "content": [self.text(content, marker)]}
+
 
 class OpenAIWire(Wire):
     def tools(self, marker):
         function = {"name": "forecast", "description": "Forecast.", "parameters": SCHEMA}
-        tool = {"type": "function", "function": function}
-        return [tool | ({"cache_control": marker} if marker else {})]
+        return [marked({"type": "function", "function": function}, marker)]
 
     def system(self, marker):
-        return [{"role": "system", "content": [text(SYSTEM, marker)]}]
+        return [{"role": "system", "content": [self.text(SYSTEM, marker)]}]
 
-    def user(self, content, marker=None):
-        return {"role": "user", "content": [text(content, marker)]}
+    def text(self, content, marker):
+        part = {"type": "text", "text": content}
+        if not marker:
+            return part
+        here = {"mode": "explicit", "ttl": marker.get("ttl", "5m")}
+        return part | {"prompt_cache_breakpoint": here}
 
     def results(self, message):
         calls = message.tool_calls or []
@@ -81,13 +88,13 @@ class OpenAIWire(Wire):
 class AnthropicWire(Wire):
     def tools(self, marker):
         tool = {"name": "forecast", "description": "Forecast.", "input_schema": SCHEMA}
-        return [tool | ({"cache_control": marker} if marker else {})]
+        return [marked(tool, marker)]
 
     def system(self, marker):
-        return [text(SYSTEM, marker)]
+        return [self.text(SYSTEM, marker)]
 
-    def user(self, content, marker=None):
-        return {"role": "user", "content": [text(content, marker)]}
+    def text(self, content, marker):
+        return marked({"type": "text", "text": content}, marker)
 
     def results(self, message):
         calls = [block for block in message.content if block.type == "tool_use"]
@@ -176,8 +183,8 @@ def test_moving_markers_never_change_the_tokens(gateway, wire_type):
     before = 0
     for turn in range(TURNS):
         question = prose(random.Random(turn), 30)
-        marked = [*messages[:-1], wire.user(question, SHORT)]
-        message, total, read, written, _ = wire.ask(tools, wire.system(LONG), marked)
+        messages[-1] = wire.user(question, SHORT)
+        message, total, read, written, _ = wire.ask(tools, wire.system(LONG), messages)
         assert whole(before) <= read < total
         assert written > 0
         messages[-1] = wire.user(question)
@@ -198,16 +205,24 @@ def test_each_ttl_has_its_share_of_what_is_written(gateway):
     assert both == usage.cache_creation_input_tokens
 
 
+@pytest.fixture(scope="module")
+def small_gateway(make_gateway):
+    """A gateway with room for 1,280 tokens."""
+    with make_gateway(num_blocks=80) as gateway:
+        yield gateway
+
+
 @pytest.mark.parametrize("marker", [LONG, None])
 @WIRES
-def test_a_marked_prefix_outlives_prompts_that_never_come_again(make_gateway, wire_type, marker):
-    with make_gateway(num_blocks=80) as gateway:
-        wire = wire_type(gateway)
-        tools, system, messages = wire.conversation()
-        _, total, *_ = wire.ask(tools, wire.system(marker), messages)
-        for number in range(5):
-            once = prose(random.Random(number), 250)
-            wire.ask([], [], [wire.user(f"{number}: {once}")])
-        assert gateway.at_rest().evictions > 0
-        read = wire.ask(tools, system, messages)[2]
+def test_a_marked_prefix_outlives_prompts_that_never_come_again(small_gateway, wire_type, marker):
+    small_gateway.serving._client.engine.drop(b"").result(10)
+    evictions = small_gateway.at_rest().evictions
+    wire = wire_type(small_gateway)
+    tools, system, messages = wire.conversation()
+    _, total, *_ = wire.ask(tools, wire.system(marker), messages)
+    for number in range(5):
+        once = prose(random.Random(number), 250)
+        wire.ask([], [], [wire.user(f"{number}: {once}")])
+    assert small_gateway.at_rest().evictions > evictions
+    read = wire.ask(tools, system, messages)[2]
     assert read >= total - 3 * BLOCK if marker else read == 0
