@@ -122,4 +122,4 @@ class Exchange:
         except Exception as error:
             self._arrived.put_nowait(error)
         finally:
-            meter.ended(generation.usage)
+            meter.ended(generation)

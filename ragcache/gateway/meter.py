@@ -81,14 +81,14 @@ class GenerationMeter:
         self._block_size = block_size
         self._tenant = tenant
         self._tokens = 0
+        self._counted = False
         self._last: dict[int, float] = {}  # choice → when its last piece came
 
     def delta(self, delta: Delta, generation: Generation) -> None:
         """Count one delta of `generation`."""
+        self._prompt(generation)
         now = time.perf_counter()
-        if not self._last:
-            self._first(now, generation)
-        elif delta.text and delta.index in self._last:
+        if delta.text and delta.index in self._last:
             gap = now - self._last[delta.index]
             self._metrics.inter_token_latency.labels(self._model).observe(gap)
         self._last[delta.index] = now
@@ -96,16 +96,24 @@ class GenerationMeter:
         if delta.finish_reason is not None:
             self._request.finished(delta.finish_reason)
 
-    def ended(self, usage: Usage) -> None:
-        """Count what was generated in the end, delivered or not."""
-        self._count(usage)
+    def ended(self, generation: Generation) -> None:
+        """Count what was computed in the end, delivered or not."""
+        if generation.hit_known:
+            self._prompt(generation)
+        self._count(generation.usage)
+        if generation.first_token_at is not None:
+            took = generation.first_token_at - self._request.arrival
+            cache = self._cache(generation.usage)
+            self._metrics.time_to_first_token.labels(self._model, cache).observe(took)
         tokens = self._metrics.request_generation_tokens
-        tokens.labels(self._model).observe(usage.completion_tokens)
+        tokens.labels(self._model).observe(generation.usage.completion_tokens)
 
-    def _first(self, now: float, generation: Generation) -> None:
+    def _prompt(self, generation: Generation) -> None:
+        """Count the prompt once, as soon as its hit is known."""
+        if self._counted:
+            return
+        self._counted = True
         metrics, model, usage = self._metrics, self._model, generation.usage
-        cache = self._cache(usage)
-        metrics.time_to_first_token.labels(model, cache).observe(now - self._request.arrival)
         metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
         metrics.uncached_prompt_tokens.labels(model).observe(uncached)

@@ -20,6 +20,8 @@ class PlacedBreakpoints:
     """The markers of one prompt in the order of the request; each covers those before it.
 
     Only whole blocks can be kept, so a marker counts up to the last block that ends before it.
+    On the wire the tools come first, so a marker in a message covers the tools too, also where
+    the template writes them further down: `tools_end` tokens.
     """
 
     def __init__(
@@ -27,14 +29,16 @@ class PlacedBreakpoints:
         breakpoints: Sequence[Breakpoint],
         positions: Sequence[int | None],
         block_size: int,
+        tools_end: int = 0,
     ) -> None:
         self._placed: list[PlacedBreakpoint] = []
         self._block_size = block_size
         reach = 0
-        for breakpoint, position in zip(breakpoints, positions, strict=True):
-            if position is not None:  # else the template left its place out
-                reach = max(reach, position)
-                self._placed.append(PlacedBreakpoint(reach, breakpoint.ttl, breakpoint.origin))
+        for marker, position in zip(breakpoints, positions, strict=True):
+            if position is None:
+                continue  # the template left its place out
+            reach = max(reach, position, 0 if marker.message is None else tools_end)
+            self._placed.append(PlacedBreakpoint(reach, marker.ttl, marker.origin))
 
     @property
     def reach(self) -> int:

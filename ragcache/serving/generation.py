@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 from ragcache.engine.bridge import Subscription
@@ -39,10 +40,11 @@ class Generation:
         self.id = prompted.request.id
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()  # or ended without ever being admitted
+        self.first_token_at: float | None = None  # on time.perf_counter
         self._prompted = prompted
         self._tokenizer = tokenizer
         self._subscription = subscription
-        self._hit_tokens = 0
+        self._hit_tokens: int | None = None
         self._written: Mapping[str, int] = {}
         n = prompted.request.sampling.n
         self._choices = [Choice(prompted, tokenizer) for _ in range(n)]
@@ -53,14 +55,19 @@ class Generation:
         return len(self._prompted.prompt.token_ids)
 
     @property
+    def hit_known(self) -> bool:
+        """Whether the request has left the queue."""
+        return self._hit_tokens is not None
+
+    @property
     def usage(self) -> Usage:
         """Token counts so far."""
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
-        return Usage(self.prompt_tokens, self._hit_tokens, completion_tokens, self._written)
+        return Usage(self.prompt_tokens, self._hit_tokens or 0, completion_tokens, self._written)
 
     def breakpoint_outcomes(self) -> list[tuple[str, str]]:
         """Origin and outcome of each cache marker, see `PlacedBreakpoints.outcomes`."""
-        return list(self._prompted.breakpoints.outcomes(self._hit_tokens))
+        return list(self._prompted.breakpoints.outcomes(self._hit_tokens or 0))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
@@ -68,6 +75,8 @@ class Generation:
                 for event in events:
                     if isinstance(event, Admitted):
                         await self._admit(event.cached_tokens)
+                    elif isinstance(event, Token) and self.first_token_at is None:
+                        self.first_token_at = time.perf_counter()
                     for delta in self._deltas(event):
                         yield delta
         finally:
@@ -79,16 +88,16 @@ class Generation:
 
     async def _admit(self, hit_tokens: int) -> None:
         self._hit_tokens = hit_tokens
-        if self._prompted.trail is not None:
-            self.explanation = await self._prompted.trail.explain(hit_tokens)
+        if self._prompted.explainer is not None:
+            self.explanation = await self._prompted.explainer.explain(hit_tokens)
             self._written = self._prompted.breakpoints.written(hit_tokens)
         log.info("%s: %s", self.id, _told(self.usage, self.explanation))
         self.admitted.set()
 
     def _deltas(self, event: EngineEvent) -> Iterator[Delta]:
         if isinstance(event, Prefilled):
-            if self._prompted.trail is not None:
-                self._prompted.trail.computed()
+            if self._prompted.explainer is not None:
+                self._prompted.explainer.computed()
             if self._prompted.request.echo:
                 yield from self._echo(event)
         elif isinstance(event, Token | Finished) and (delta := self._advance(event)):

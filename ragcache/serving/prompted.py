@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.serving.breakpoints import PlacedBreakpoints
-from ragcache.serving.trail import Trail
+from ragcache.serving.explainer import Explainer
 from ragcache.types import GenerateRequest
 
 
@@ -17,5 +17,5 @@ class Prompted:
     request: GenerateRequest
     prompt: TokenizedPrompt
     breakpoints: PlacedBreakpoints
-    trail: Trail | None  # None with prefix caching off
+    explainer: Explainer | None  # None with prefix caching off
     room: int  # output tokens that fit in the context behind the prompt

@@ -17,9 +17,9 @@ from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving.breakpoints import PlacedBreakpoints
+from ragcache.serving.explainer import Explainer
 from ragcache.serving.generation import Generation
 from ragcache.serving.prompted import Prompted
-from ragcache.serving.trail import Trail
 from ragcache.types import (
     ChatPrompt,
     EngineStats,
@@ -29,6 +29,7 @@ from ragcache.types import (
     Segment,
 )
 
+COUNTED = 4  # contexts; whoever counts wants to know by how much a prompt is too long
 STALLED_AFTER = 60.0  # seconds in one step, after which the engine counts as stuck
 
 
@@ -105,8 +106,12 @@ class Serving:
         return Generation(prompted, self._client.submit(engine_request), self._tokenizer)
 
     async def count_tokens(self, prompt: ChatPrompt) -> int:
-        """The length of a rendered conversation; needs no room in the engine."""
-        return len((await self._tokenizer.encode_chat(prompt)).token_ids)
+        """The length of a rendered conversation; needs no room in the engine.
+
+        Raises ContextLengthExceeded for one that is longer than several contexts.
+        """
+        limit = COUNTED * self.max_model_len
+        return len((await self._tokenizer.encode_chat(prompt, max_tokens=limit)).token_ids)
 
     def explanation(self, request_id: str, tenant: str) -> Explanation:
         """Why the prompt of a recent request hit as far as it did.
@@ -162,21 +167,22 @@ class Serving:
         layout = await self._tokenizer.layout(prompt)
         wanted = request.prompt.breakpoints if isinstance(request.prompt, ChatPrompt) else ()
         block_size = self.stats().block_size
-        placed = PlacedBreakpoints(wanted, layout.breakpoints, block_size)
-        trail = self._trail(request, prompt, layout.segments, placed)
+        tools_end = max((part.end for part in layout.segments if part.name == "tools"), default=0)
+        placed = PlacedBreakpoints(wanted, layout.breakpoints, block_size, tools_end)
+        explainer = self._explainer(request, prompt, layout.segments, placed)
         room = self.max_model_len - len(prompt.token_ids)
-        return Prompted(request, prompt, placed, trail, room)
+        return Prompted(request, prompt, placed, explainer, room)
 
-    def _trail(
+    def _explainer(
         self,
         request: GenerateRequest,
         prompt: TokenizedPrompt,
         segments: Sequence[Segment],
         placed: PlacedBreakpoints,
-    ) -> Trail | None:
+    ) -> Explainer | None:
         if not self.model.prefix_caching:
             return None
-        return Trail(
+        return Explainer(
             self._history,
             self._tokenizer,
             request,

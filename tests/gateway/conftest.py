@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class FakeGeneration:
         self.prompt_tokens = words(request.prompt)
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()
+        self.first_token_at: float | None = None
         self.closed = 0
         self.ended = False
         self._owner = owner
@@ -80,6 +82,10 @@ class FakeGeneration:
     @property
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self._cached, self._completion, self._written)
+
+    @property
+    def hit_known(self) -> bool:
+        return self.admitted.is_set()
 
     def breakpoint_outcomes(self) -> list[tuple[str, str]]:
         if not isinstance(self.request.prompt, ChatPrompt):
@@ -103,6 +109,7 @@ class FakeGeneration:
             if step == script.fail_after:
                 raise script.failure
             await asyncio.sleep(script.pause)
+            self.first_token_at = self.first_token_at or time.perf_counter()
             for delta in deltas:
                 self._completion += bool(delta.text or delta.calls)
                 yield delta

@@ -43,6 +43,13 @@ def test_a_marker_covers_those_before_it():
     assert marks.reach == 100
 
 
+def test_a_marker_in_a_message_covers_tools_that_the_template_writes_behind_it():
+    tools, system = Breakpoint(None, ttl="1h"), Breakpoint(0, ttl="5m")
+    marks = PlacedBreakpoints([system], [40], BLOCK, tools_end=80)
+    assert marks.written(0) == {"5m": 80}
+    assert PlacedBreakpoints([tools], [40], BLOCK, tools_end=80).written(0) == {"1h": 32}
+
+
 def test_a_marker_without_a_place_counts_for_nothing():
     marks = placed((None, "1h"), (32, "5m"))
     assert marks.written(0) == {"5m": 32}
