@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.gateway.anthropic_cache import CacheControl
@@ -167,7 +167,7 @@ class ThinkingBlock(Fields):
     """Thoughts of an earlier turn, which are no part of the prompt."""
 
     type: Literal["thinking", "redacted_thinking"]
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("cache_control")
     @classmethod

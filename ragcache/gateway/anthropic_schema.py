@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FailFast, Field, field_validator, model_validator
+from pydantic import FailFast, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
@@ -33,6 +33,12 @@ _CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "none": "none",
 }
 
+_SCHEMA_OF_AN_OBJECT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"const": "object"}},
+}
+
 
 class Tool(Fields):
     """A function that the client runs; tools that Anthropic's servers run are not offered."""
@@ -40,7 +46,7 @@ class Tool(Fields):
     type: Literal["custom"] | None = None
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Annotated[dict[str, Any], WithJsonSchema(_SCHEMA_OF_AN_OBJECT)]
     cache_control: CacheControl | None = None
 
     @field_validator("input_schema")

@@ -49,9 +49,9 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1)]
+StopStrings = Annotated[list[StopString], Field(max_length=4)]
 Stop = Annotated[
-    list[StopString],
-    BeforeValidator(_listed, json_schema_input_type=StopString | list[StopString]),
+    StopStrings, BeforeValidator(_listed, json_schema_input_type=StopString | StopStrings)
 ]
 
 
@@ -87,7 +87,7 @@ class CompletionFields(RequestBody, ABC):
     logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
         {}, max_length=MAX_TOKEN_IDS
     )
-    stop: Stop = Field([], max_length=4)
+    stop: Stop = Field([])
     stop_token_ids: Annotated[list[Whole], FailFast()] = Field([], max_length=MAX_TOKEN_IDS)
     min_tokens: Whole = Field(0, ge=0)
     ignore_eos: bool = False

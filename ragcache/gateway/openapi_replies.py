@@ -33,8 +33,9 @@ def json_content(schema: Json) -> Json:
 
 
 def _streamed(schema: Json) -> Json:
-    """A body, or with `stream` the events that add up to it."""
-    return {**json_content(schema), "text/event-stream": {"schema": TEXT}}
+    """A body, or with `stream` events whose data adds up to it."""
+    event = {"type": "object", "required": ["data"], "properties": {"event": TEXT, "data": TEXT}}
+    return {**json_content(schema), "text/event-stream": {"schema": event}}
 
 
 ERROR = _object(error=_object(message=TEXT, type=TEXT, param=_MAYBE_TEXT, code=_MAYBE_TEXT))
