@@ -6,7 +6,6 @@ import re
 
 import hypothesis
 import pytest
-import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
@@ -51,12 +50,6 @@ def document(shared_gateway):
     return schemathesis.openapi.from_url(f"{shared_gateway.url}/openapi.json")
 
 
-@pytest.fixture(scope="module")
-def session():
-    with requests.Session() as session:
-        yield session
-
-
 def adjusted(case, given):
     """Ask for little of a model that is served, and for `given`, where fields have a right type."""
     body = case.body
@@ -72,14 +65,14 @@ def adjusted(case, given):
     return case
 
 
-def answers(operation, mode, given, session, checks):
+def answers(operation, mode, given, checks):
     """The statuses that made-up requests are answered with, once all checks have passed."""
     statuses = set()
 
     @EXAMPLES
     @hypothesis.given(operation.as_strategy(generation_mode=mode))
     def run(case):
-        response = adjusted(case, given).call_and_validate(session=session, checks=checks)
+        response = adjusted(case, given).call_and_validate(checks=checks)
         statuses.add(response.status_code)
 
     run()
@@ -95,21 +88,21 @@ def test_the_document_is_openapi_and_has_every_route(document):
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_what_the_document_allows_is_answered_as_it_says(document, session, method, path):
-    statuses = answers(document[path][method], GenerationMode.POSITIVE, {}, session, CHECKS)
+def test_what_the_document_allows_is_answered_as_it_says(document, method, path):
+    statuses = answers(document[path][method], GenerationMode.POSITIVE, {}, CHECKS)
     assert statuses <= {200, 400, 404}
     assert statuses <= {200} or path in PROMPTS or "{" in path
 
 
 @pytest.mark.parametrize("path", PROMPTS)
-def test_a_good_prompt_is_answered_whatever_else_is_asked(document, session, path):
+def test_a_good_prompt_is_answered_whatever_else_is_asked(document, path):
     given = PROMPTS[path]
-    statuses = answers(document[path]["POST"], GenerationMode.POSITIVE, given, session, CHECKS)
+    statuses = answers(document[path]["POST"], GenerationMode.POSITIVE, given, CHECKS)
     assert 200 in statuses
 
 
 @pytest.mark.parametrize("path", PROMPTS)
-def test_what_the_document_forbids_is_refused_as_it_says(document, session, path):
+def test_what_the_document_forbids_is_refused_as_it_says(document, path):
     checks = [*CHECKS, negative_data_rejection]
-    statuses = answers(document[path]["POST"], GenerationMode.NEGATIVE, {}, session, checks)
+    statuses = answers(document[path]["POST"], GenerationMode.NEGATIVE, {}, checks)
     assert statuses == {400}
