@@ -1,8 +1,8 @@
 """What the prefix cache itself costs: pure bookkeeping, no model.
 
 Four questions: how long does a fully cached 128k-token prompt take from plan to release, does
-that (and eviction) stay flat as the pool grows, what share of the held slots is unfilled, and how
-long does it take to explain a prompt of 32k tokens.
+that (and eviction, and retention at its cap) stay flat as the pool grows, what share of the held
+slots is unfilled, and how long does it take to explain a prompt of 32k tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,16 @@ def render(results: dict[str, Any]) -> Table:
         f"{results['unfilled_share']:.1%} of the held slots unfilled at ShareGPT lengths\n"
         f"explaining {results['explained_tokens']:,} tokens: {results['explain_ms']:.2f} ms",
     )
-    for name in ("pool blocks", "plan", "admit", "commit", "release", "together", "evict"):
+    for name in (
+        "pool blocks",
+        "plan",
+        "admit",
+        "commit",
+        "release",
+        "together",
+        "evict",
+        "retain",
+    ):
         table.add_column(name, justify="right")
     for pool in results["pools"]:
         table.add_row(
@@ -75,6 +84,7 @@ def render(results: dict[str, Any]) -> Table:
             *(f"{pool[f'{call}_ms']:.2f} ms" for call in ("plan", "admit", "commit", "release")),
             f"{pool['total_ms']:.2f} ms",
             f"{pool['evict_us']:.2f} µs/block",
+            f"{pool['retain_us']:.2f} µs/block",
         )
     return table
 
@@ -89,7 +99,12 @@ def _measure_pool(num_blocks: int, prompt_tokens: int, repeats: int) -> dict[str
     evict_us = [_evict(cache, prompt) for prompt in prompts]
     rounds = [_hit(cache, prompts[-1]) for _ in range(repeats)]
     times = {name: median(each[name] for each in rounds) for name in rounds[0]}
-    return {"blocks": num_blocks, **times, "evict_us": median(evict_us)}
+    return {
+        "blocks": num_blocks,
+        **times,
+        "evict_us": median(evict_us),
+        "retain_us": retain_us(num_blocks, prompt_tokens),
+    }
 
 
 def _serve(cache: PrefixCache, tokens: Sequence[int]) -> None:
@@ -108,6 +123,19 @@ def _evict(cache: PrefixCache, prompt: list[int]) -> float:
     cache.commit("cold", len(prompt))
     cache.release("cold")
     return elapsed / evicted * 1e6
+
+
+def retain_us(num_blocks: int, prompt_tokens: int) -> float:
+    """Retain a prompt where the cap is full of retentions of one block; µs per retained block."""
+    cache = PrefixCache(num_blocks, BLOCK_SIZE)
+    tokens = range(min(prompt_tokens, num_blocks // 4 * BLOCK_SIZE))
+    _serve(cache, tokens)
+    for i in range(1, num_blocks // 2 + 1):
+        marked = [-i] * BLOCK_SIZE
+        _serve(cache, marked)
+        cache.retain(NAMESPACE, marked, ttl=300)
+    elapsed = _timed(lambda: cache.retain(NAMESPACE, tokens, ttl=3600))
+    return elapsed / (len(tokens) // BLOCK_SIZE) * 1e6
 
 
 def _hit(cache: PrefixCache, prompt: list[int]) -> dict[str, float]:

@@ -38,6 +38,7 @@ class Block(Node):
     __slots__ = (
         "copies",
         "id",
+        "keep_owner",
         "keep_ttl",
         "keep_until",
         "name",
@@ -53,6 +54,7 @@ class Block(Node):
         self.name: bytes | None = None  # of a published block, once somebody asked
         self.ref_count = 0  # block tables it is in, plus `copies`
         self.copies = 0  # copies under way from or to it
+        self.keep_owner = b""  # for whom it is retained
         self.keep_until = 0.0  # when its retention ends
         self.keep_ttl = 0.0  # seconds it lasts from each read on; 0: not retained
         self.retained_children = 0

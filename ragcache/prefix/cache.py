@@ -14,6 +14,7 @@ from dataclasses import replace
 from ragcache.prefix import integrity
 from ragcache.prefix.blocks import Block
 from ragcache.prefix.copies import Copies
+from ragcache.prefix.names import OWNER_BYTES
 from ragcache.prefix.rows import Plan, Row
 from ragcache.prefix.store import BlockStore
 from ragcache.types import PoolCounts
@@ -188,13 +189,13 @@ class PrefixCache:
         """Keep a published prefix for `ttl` seconds from now, and anew from every read.
 
         Softly: its blocks are evicted after all others, and no more are retained than a share of
-        the pool, those longest that end last. Returns the number of retained tokens: whole
-        published blocks from the first on; a `ttl` of 0 retains none.
+        the pool, which owners divide fairly, see `Retention`. Returns the number of retained
+        tokens: whole published blocks from the first on; a `ttl` of 0 retains none.
         """
         if ttl <= 0:
             return 0
         path = self._store.match(namespace, tokens, len(tokens))
-        return self._retention.retain(path, ttl) * self.block_size
+        return self._retention.retain(namespace[:OWNER_BYTES], path, ttl) * self.block_size
 
     def drop(self, owner: bytes) -> int:
         """Forget all that is published in the namespaces of an owner, or in one namespace.

@@ -12,8 +12,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from ragcache.prefix.fingerprint import Fingerprint, wire_order
-from ragcache.prefix.names import OWNER_BYTES
-from ragcache.prefix.records import Kept, Record, Records
+from ragcache.prefix.records import MOST_KEPT, Kept, Record, Records
 from ragcache.types import Explanation, MissReason, Segment
 
 
@@ -29,27 +28,32 @@ class History:
     """Remembers prompts and explains by them how far a new one was found in the cache.
 
     The life of a request: `fingerprint`, once it is admitted `compare` and `remember`, and
-    `computed` when its KV is written. Thread-safe. At most `max_records` prompts of `max_tokens`
-    tokens in all are remembered, at about one and a half bytes a token.
+    `computed` when its KV is written. Thread-safe. At most `max_records` prompts are remembered,
+    in about `max_bytes` bytes: one and an eighth a token (at 16 tokens a block), 16 a segment, 160
+    for each span that a segment ends in, and two KiB. `Records` says which are given up first.
     """
 
     def __init__(
         self,
         block_size: int,
-        max_tokens: int = 16 << 20,
+        max_bytes: int = 32 << 20,
         max_records: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
-        self._records = Records(max_tokens, max_records)
+        self._records = Records(max_bytes, max_records)
         self._clock = clock
         self._lock = Lock()
 
     def fingerprint(
         self, namespace: bytes, tokens: Sequence[int], segments: Sequence[Segment]
     ) -> Fingerprint:
-        """Take a prompt's fingerprint, for `compare` and `remember`; most of what they cost."""
-        return Fingerprint.of(namespace, tokens, segments, self.block_size)
+        """Take a prompt's fingerprint, for `compare` and `remember`; most of what they cost.
+
+        Comes before the prompt is looked up in the cache, see `forget`.
+        """
+        generation = self._records.generation
+        return Fingerprint.of(namespace, tokens, segments, self.block_size, generation)
 
     def compare(
         self,
@@ -60,12 +64,13 @@ class History:
     ) -> Explanation:
         """Explain a hit of `hit_tokens`; changes nothing.
 
-        The prompt is compared with that of the request `previous`, if it is known, else with the
-        one that it resembles most. `limit` is the most that could be hit, if it was limited.
+        The prompt is compared with that of the request `previous`, if it is known in its
+        namespace, else with the one that it resembles most. `limit` is the most that could be hit,
+        if it was limited. Of what is cached under another salt only the length is told.
         """
         most = len(prompt) - 1 if limit is None else min(limit, len(prompt) - 1)
         with self._lock:
-            named = previous and self._records.get(previous, prompt.namespace[:OWNER_BYTES])
+            named = previous and self._records.get(previous, prompt.namespace)
             match = _match(prompt, named) if named else self._nearest(prompt, hit_tokens, most)
             if match is None:
                 missed = hit_tokens < self._whole(most)
@@ -99,7 +104,8 @@ class History:
         """Note that a prompt's KV is written: from now on it counts as having been cached.
 
         `kept` are its retentions as (tokens, ttl in seconds), `published` the tokens that later
-        prompts could find, if not all. Does nothing for an id that is not remembered.
+        prompts could find, if not all. Does nothing for an id that is not remembered, or whose
+        fingerprint is from before its namespace was forgotten.
         """
         with self._lock:
             record = self._records.computed(request_id)
@@ -108,6 +114,7 @@ class History:
                 record.cached = length if published is None else min(published, length)
                 now = self._clock()
                 record.kept += [Kept(tokens, ttl, now + ttl) for tokens, ttl in kept]
+                del record.kept[:-MOST_KEPT]
 
     def explanation(self, request_id: str, owner: bytes) -> Explanation | None:
         """Say how a request was explained; None where it is unknown or another owner's."""
@@ -116,7 +123,10 @@ class History:
             return None if record is None else record.explanation
 
     def forget(self, owner: bytes) -> None:
-        """Forget the prompts of an owner, or of one namespace: their blocks were dropped."""
+        """Forget the prompts of an owner, or of one namespace: their blocks were dropped.
+
+        Those whose fingerprints have been taken will not be found either: they publish no more.
+        """
         with self._lock:
             self._records.forget(owner)
 
@@ -140,6 +150,7 @@ class History:
         self, prompt: Fingerprint, hit_tokens: int, most: int, match: Match, named: bool
     ) -> Explanation:
         other = match.record.prompt
+        shown = other.namespace == prompt.namespace
         differs = match.tokens < min(len(prompt), len(other))
         token, exact = (match.tokens, match.exact) if differs else (None, True)
         lost = self._findable(match, most) - hit_tokens
@@ -162,8 +173,8 @@ class History:
             lost,
             token,
             exact,
-            segment=None if token is None else _segment(prompt, other, token),
-            previous=match.record.id,
+            segment=None if token is None else _segment(prompt, other if shown else prompt, token),
+            previous=match.record.id if shown else None,
         )
 
     def _gone(self, prompt: Fingerprint, hit_tokens: int, match: Match) -> MissReason:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from sys import intern
 
 from ragcache.prefix.names import pack
 from ragcache.types import Segment
@@ -13,6 +14,8 @@ from ragcache.types import Segment
 SPAN = 4  # blocks that are hashed together: one by one costs most of a fingerprint
 RESUMED = 16  # tokens, beside a block, in a row that show text to be the same again
 NEAR = 1024  # tokens behind a difference in which such text has to begin
+BYTES_PER_SEGMENT = 16
+BYTES_PER_PREFIX = 160  # the number, and its entry in an index of prefixes
 WIRE_ORDER = {"tools": 0, "system": 1, "messages": 2, "prompt": 2}
 
 
@@ -22,15 +25,17 @@ class Fingerprint:
 
     A span is a few blocks. The hashes are Python's own of `bytes`: keyed, and of no use outside
     this process. They decide which spans are equal; the low bytes, the lane, only say which token
-    of a span differs.
+    of a span differs. `generation` is what the taker counts by.
     """
 
     namespace: bytes
-    segments: tuple[Segment, ...]
+    names: tuple[str, ...]  # of the segments
+    bounds: bytes  # start and end of each segment, four bytes each
     block_size: int
     lane: bytes  # one byte a token
     hashes: bytes  # eight bytes a whole span
     prefixes: tuple[int, ...]  # hash of all whole spans up to the end of each segment
+    generation: int = 0
 
     @classmethod
     def of(
@@ -39,6 +44,7 @@ class Fingerprint:
         tokens: Sequence[int],
         segments: Sequence[Segment],
         block_size: int,
+        generation: int = 0,
     ) -> Fingerprint:
         """Take the fingerprint of a prompt; `segments` are in the order of its tokens."""
         packed = pack(tokens)
@@ -47,14 +53,30 @@ class Fingerprint:
         spans = struct.iter_unpack(f"{4 * span}s", packed[: 4 * span * whole])
         hashes = struct.pack(f"<{whole}q", *map(hash, spans))
         ends = sorted({segment.end // span for segment in segments} - {0})
-        chain, prefixes = hash(namespace), []
+        link, prefixes = hash(namespace), []
         for first, stop in pairwise([0, *ends]):
-            chain = hash((chain, hashes[8 * first : 8 * stop]))
-            prefixes.append(chain)
-        return cls(namespace, tuple(segments), block_size, packed[::4], hashes, tuple(prefixes))
+            link = hash((link, hashes[8 * first : 8 * stop]))
+            prefixes.append(link)
+        names = tuple(intern(segment.name) for segment in segments)
+        bounds = pack([*chain.from_iterable(segment[1:] for segment in segments)])
+        lane = packed[::4]
+        return cls(namespace, names, bounds, block_size, lane, hashes, tuple(prefixes), generation)
 
     def __len__(self) -> int:
         return len(self.lane)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes, but for what every fingerprint does."""
+        per_token = len(self.lane) + len(self.hashes)
+        per_segment = len(self.names) * BYTES_PER_SEGMENT
+        return per_token + per_segment + len(self.prefixes) * BYTES_PER_PREFIX
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        """The segments, in the order of the prompt's tokens."""
+        bounds = struct.iter_unpack("<2i", self.bounds)
+        return (Segment(name, *ends) for name, ends in zip(self.names, bounds, strict=True))
 
     def common(self, other: Fingerprint) -> tuple[int, bool]:
         """Count the tokens in which two prompts begin alike; False where it may be more.

@@ -6,11 +6,12 @@ since `assert` statements are gone under `python -O`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from itertools import chain
 
 from ragcache.prefix.blocks import Block, BlockPool, Node
+from ragcache.prefix.ends import Ends
 from ragcache.prefix.names import block_keys
 from ragcache.prefix.radix import RadixIndex, walk
 from ragcache.prefix.retention import Retention
@@ -109,7 +110,7 @@ def _check_link(block: Block) -> None:
 
 
 def _check_retention(pool: BlockPool, retention: Retention) -> None:
-    """Retention covers whole prefixes, within its cap, and knows where they end."""
+    """Retention covers whole prefixes, within its cap."""
     retained = [block for block in pool.blocks if block.keep_ttl]
     _require(retention.count == len(retained), f"{retention.count} blocks are counted as retained")
     _require(len(retained) <= retention.cap, f"{len(retained)} blocks are retained")
@@ -117,16 +118,32 @@ def _check_retention(pool: BlockPool, retention: Retention) -> None:
     for block in pool.blocks:
         count = block.retained_children
         _require(count == children[block], f"block {block.id} counts {count} retained children")
-        is_end = block.keep_ttl > 0 and not count
-        _require((block in retention.ends) == is_end, f"block {block.id}: an end, or not?")
     for block in retained:
         _require(block.parent is not None, f"block {block.id} is retained, yet not published")
-        _require(block.keep_until >= retention.next_expiry, f"block {block.id} would not expire")
         parent = block.parent
         outlived = isinstance(parent, Block) and not (
             parent.keep_until >= block.keep_until and parent.keep_ttl >= block.keep_ttl
         )
         _require(not outlived, f"block {block.id} is retained longer than its parent")
+    _check_ends(retention.ends, retained)
+    grouped: defaultdict[bytes, list[Block]] = defaultdict(list)
+    for block in retained:
+        grouped[block.keep_owner].append(block)
+    _require(grouped.keys() == retention.owners.keys(), "an owner is not known to retain, or is")
+    for name, owner in retention.owners.items():
+        counted = owner.count == len(grouped[name])
+        _require(counted, f"{owner.count} blocks are counted as retained for an owner")
+        _check_ends(owner.ends, grouped[name])
+
+
+def _check_ends(ends: Ends, retained: Iterable[Block]) -> None:
+    """Of these blocks, `ends` are those without a retained child, and it knows the first."""
+    expected = [block for block in retained if not block.retained_children]
+    for block in expected:
+        _require(block in ends, f"block {block.id} is an end, but not known as one")
+        in_order = ends.first().keep_until <= block.keep_until
+        _require(in_order, f"block {block.id} would not be seen to end")
+    _require(len(ends) == len(expected), f"{len(ends)} blocks are known as ends")
 
 
 def _check_row(store: BlockStore, row: Row) -> None:

@@ -16,6 +16,7 @@ def test_every_pool_is_measured_and_shown():
         assert pool["total_ms"] > 0
         assert pool["total_ms"] <= 2 * parts
         assert pool["evict_us"] > 0
+        assert pool["retain_us"] > 0
     console = Console(width=120)
     with console.capture() as shown:
         console.print(render(results))

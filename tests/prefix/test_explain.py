@@ -257,10 +257,11 @@ def test_a_hit_before_its_end_does_not(history, clock):
     assert history.ask(TURN, 20, previous="a").reason is MissReason.EXPIRED
 
 
-def test_another_salt_of_the_owner_has_it(history):
+@pytest.mark.parametrize("previous", [None, "a"])
+def test_another_salt_of_the_owner_has_it_but_is_not_shown(history, previous):
     history.serve("a", TURN, namespace=SALTED)
-    explanation = history.ask(NEXT)
-    assert (explanation.reason, explanation.lost_tokens) == (MissReason.NAMESPACE, 68)
+    explanation = history.ask(NEXT, previous=previous)
+    assert explanation == Explanation(133, 0, MissReason.NAMESPACE, 68, 0, True, "system")
     assert history.ask(chat(text(30), system=text(40))).reason is MissReason.COLD
 
 
@@ -326,6 +327,23 @@ def test_what_was_dropped_is_forgotten(history, dropped, left):
     assert "".join(known) == left
     reasons = [history.ask(TURN, namespace=space).reason for space in spaces.values()]
     assert (MissReason.EVICTED in reasons) == bool(left)
+
+
+@pytest.mark.parametrize(("dropped", "reason"), [(OWNER, "cold"), (SPACE, "cold"), (FOREIGN, None)])
+@pytest.mark.parametrize("remembered", [True, False])
+def test_what_was_under_way_at_a_drop_does_not_count_as_cached(
+    history, dropped, reason, remembered
+):
+    prompt = history.take(TURN)
+    if remembered:
+        history.remember("a", prompt, history.compare(prompt, 0))
+    history.forget(dropped)
+    if not remembered:
+        history.remember("a", prompt, history.compare(prompt, 0))
+    history.computed("a", kept=[(40, 300)])
+    assert history.ask(TURN).reason == (reason or MissReason.EVICTED)
+    history.serve("b", TURN)  # the control: what began after it counts
+    assert history.ask(TURN).reason is MissReason.EVICTED
 
 
 @pytest.mark.parametrize(("num_blocks", "evicts"), [(2_000, False), (30, True)])

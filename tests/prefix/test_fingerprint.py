@@ -62,6 +62,12 @@ def test_spans_before_a_segment_s_end_decide_its_prefix():
     assert take([*tokens[:32], *text(48, seed=1)], *ends).prefixes[1] != prefixes[1]
 
 
+def test_segments_are_unpacked_as_they_were():
+    segments = [Segment("system", 0, 36), Segment("messages.0", 40, 80)]
+    assert list(take(text(80), *segments).segments) == segments
+    assert list(take(text(80)).segments) == []
+
+
 def test_segments_are_sorted_as_they_go_over_the_wire():
     shuffled = random.Random(0).sample(NAMES, len(NAMES))
     assert sorted(shuffled, key=wire_order) == NAMES
@@ -77,8 +83,9 @@ def test_no_token_is_kept():
     (record,) = history._records._by_id.values()
     assert record.prompt.lane == bytes(token & 255 for token in tokens)
     assert len(record.prompt.hashes) == 8 * len(tokens) // (SPAN * BLOCK)
-    assert len(record.prompt.prefixes) == len(record.prompt.segments) == 1
+    assert len(record.prompt.prefixes) == len(record.prompt.names) == 1
+    assert len(record.prompt.bounds) == 8
     assert set(Fingerprint.__slots__) == {
-        *("namespace", "segments", "block_size", "lane", "hashes", "prefixes")
+        *("namespace", "names", "bounds", "block_size", "lane", "hashes", "prefixes", "generation")
     }
     assert set(Record.__slots__) == {"id", "prompt", "explanation", "cached", "kept"}

@@ -120,9 +120,27 @@ def test_a_child_retained_longer_than_its_parent(retained):
     expect(retained, "block 1 is retained longer than its parent")
 
 
-def test_an_end_that_is_missing(retained):
-    retained._store.retention.ends.clear()
-    expect(retained, "block 1: an end, or not?")
+@pytest.mark.parametrize("of_all", [True, False])
+def test_an_end_that_is_missing_or_none(retained, of_all):
+    retention = retained._store.retention
+    (owner,) = retention.owners.values()
+    ends = retention.ends if of_all else owner.ends
+    ends.add(retained._store.pool.blocks[0])
+    expect(retained, "2 blocks are known as ends")
+    for block in retained._store.pool.blocks[:2]:
+        ends.discard(block)
+    expect(retained, "block 1 is an end, but not known as one")
+
+
+def test_a_wrong_count_for_an_owner(retained):
+    (owner,) = retained._store.retention.owners.values()
+    owner.count = 1
+    expect(retained, "1 blocks are counted as retained for an owner")
+
+
+def test_a_block_that_is_retained_for_an_unknown_owner(retained):
+    retained._store.pool.blocks[0].keep_owner = b"nobody"
+    expect(retained, "an owner is not known to retain, or is")
 
 
 def test_a_wrong_count_of_retained_children(retained):
@@ -131,5 +149,6 @@ def test_a_wrong_count_of_retained_children(retained):
 
 
 def test_a_retention_that_would_not_be_seen_to_end(retained):
-    retained._store.retention.next_expiry += 1
-    expect(retained, "block 0 would not expire")
+    assert retained.retain(NAMESPACE, [2] * 4, 120) == 4
+    retained._store.pool.blocks[2].keep_until -= 100
+    expect(retained, "block 2 would not be seen to end")

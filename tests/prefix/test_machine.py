@@ -7,6 +7,7 @@ else is found has been given a wrong block.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -21,11 +22,12 @@ from ragcache.prefix.rows import Plan
 
 BLOCKS, SIZE = 12, 2
 CAP = 5  # retained blocks
-NAMESPACES = [namespace_name(owner_name("one")), namespace_name(owner_name("two"))]
+MOMENT = 2**-10  # seconds between what sets ends of retentions: no two owners' ends are equal
+NAMESPACES = [namespace_name(owner_name(name)) for name in ("one", "two", "three")]
 
 Prefix = tuple[bytes, tuple[int, ...]]
 
-namespaces = st.sampled_from([NAMESPACES[0], *NAMESPACES])
+namespaces = st.sampled_from([NAMESPACES[0], NAMESPACES[0], *NAMESPACES])
 bits = st.integers(0, 1)
 limits = st.sampled_from([None, None, 0, 3, 4])
 prompts = st.builds(
@@ -128,6 +130,7 @@ class Lives(RuleBasedStateMachine):
         self.admit(self.plans.pop(0), publish_limit)
 
     def admit(self, plan: Plan, publish_limit: int | None) -> None:
+        self.now += MOMENT
         tokens, held = plan.tokens, self.held()
         hits = self.hits(tokens, plan.namespace, plan.limit)
         new = -(-len(tokens) // SIZE) - len(hits)
@@ -257,23 +260,50 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.published)
     @rule(data=st.data(), ttl=st.sampled_from([5, 20]))
     def retain(self, data: st.DataObject, ttl: int) -> None:
-        """Of the others, those that end first give way; the path gets what room there is."""
+        """Block by block, one gives way; where there is none, the path is cut."""
+        self.now += MOMENT
         namespace, tokens = data.draw(st.sampled_from(sorted(self.published)))
         until, path = self.now + ttl, self.path(tokens, namespace)
         retained = self.cache.retain(namespace, list(tokens), ttl) // SIZE
         self.expire()
         others = {prefix: kept for prefix, kept in self.kept.items() if prefix not in path}
-        ending = sorted(kept[0] for kept in others.values() if kept[0] < until)
-        lost_times = ending[: max(0, len(others) + len(path) - CAP)]
-        assert retained == min(len(path), CAP - (len(others) - len(lost_times)))
+        known = sum(prefix in self.kept for prefix in path)
+        held = Counter(prefix[0] for prefix in self.kept)
+        ending = sorted((kept[0], prefix[0]) for prefix, kept in others.items())
+        lost = []
+        for fitting in range(known, len(path)):
+            if sum(held.values()) == CAP:
+                victim = self.victim(namespace, until, held, ending)
+                if victim is None:
+                    break
+                ending.remove(victim)
+                lost.append(victim)
+                held[victim[1]] -= 1
+            held[namespace] += 1
+            known = fitting + 1
+        assert retained == known
         actual = self.retained()
-        lost = [prefix for prefix in others if self.published[prefix] not in actual]
-        assert sorted(others[prefix][0] for prefix in lost) == lost_times
-        for prefix in lost:
+        gone = [prefix for prefix in others if self.published[prefix] not in actual]
+        assert sorted((others[prefix][0], prefix[0]) for prefix in gone) == sorted(lost)
+        for prefix in gone:
             del self.kept[prefix]
         for prefix in path[:retained]:
             before = self.kept.get(prefix, (0.0, 0.0))
             self.kept[prefix] = max(before[0], until), max(before[1], ttl)
+
+    def victim(
+        self,
+        namespace: bytes,
+        until: float,
+        held: Counter[bytes],
+        ending: list[tuple[float, bytes]],
+    ) -> tuple[float, bytes] | None:
+        """What gives way to one more block: of owners above their share, else one's own."""
+        owners = len({*held, namespace})
+        if (held[namespace] + 1) * owners <= CAP:
+            return next(each for each in ending if held[each[1]] * owners > CAP)
+        own = (each for each in ending if each[1] == namespace and each[0] < until)
+        return next(own, None)
 
     def retained(self) -> dict[int, tuple[float, float]]:
         blocks = self.cache._store.pool.blocks
