@@ -8,6 +8,7 @@ OpenAI's routes; a document or search result brings its own line breaks.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,7 +17,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from pydantic_core import PydanticCustomError
 
 from ragcache.gateway.anthropic_cache import CacheControl
-from ragcache.gateway.fields import Fields, one_of
+from ragcache.gateway.fields import Fields, PartList, one_of
+
+_OUR_TAGS = re.compile(r"<(?=/?(?:document|search_result)\b)")
 
 
 class Piece(NamedTuple):
@@ -55,7 +58,8 @@ class TextBlock(Fields):
         yield Piece(self.text, path if self.text else None, self.cache_control)
 
 
-Texts = Annotated[list[TextBlock], or_string(list[TextBlock])]
+TextBlocks = PartList[TextBlock]
+Texts = Annotated[TextBlocks, or_string(TextBlocks)]
 
 
 class TextSource(Fields):
@@ -66,7 +70,7 @@ class TextSource(Fields):
 
     def pieces(self, path: str) -> Iterator[Piece]:
         """The text as one line, or more."""
-        yield Piece(f"{self.data}\n")
+        yield Piece(f"{_as_data(self.data)}\n")
 
 
 class ContentSource(Fields):
@@ -103,7 +107,7 @@ class DocumentBlock(Fields):
         """The document in tags, each on a line of its own."""
         yield Piece(f"<document{_attribute('title', self.title)}>\n")
         if self.context:
-            yield Piece(f"<context>\n{self.context}\n</context>\n")
+            yield Piece(f"<context>\n{_as_data(self.context)}\n</context>\n")
         yield from self.source.pieces(f"{path}.source")
         yield Piece("</document>\n", path, self.cache_control)
 
@@ -114,7 +118,7 @@ class SearchResultBlock(Fields):
     type: Literal["search_result"]
     source: str
     title: str
-    content: list[TextBlock]
+    content: TextBlocks
     citations: Citations | None = None
     cache_control: CacheControl | None = None
 
@@ -127,7 +131,7 @@ class SearchResultBlock(Fields):
 
 
 Passage = TextBlock | DocumentBlock | SearchResultBlock
-Passages = list[Annotated[Passage, one_of(Passage)]]
+Passages = PartList[Annotated[Passage, one_of(Passage)]]
 
 
 class ToolResultBlock(Fields):
@@ -182,8 +186,14 @@ class ThinkingBlock(Fields):
 
 def _lines(blocks: list[TextBlock], path: str) -> Iterator[Piece]:
     for i, block in enumerate(blocks):
-        yield from block.pieces(f"{path}.content[{i}]")
+        for piece in block.pieces(f"{path}.content[{i}]"):
+            yield piece._replace(text=_as_data(piece.text))
         yield Piece("\n")
+
+
+def _as_data(text: str) -> str:
+    """Text of a passage, which can neither end the passage nor begin another."""
+    return _OUR_TAGS.sub("&lt;", text)
 
 
 def _attribute(name: str, value: str | None) -> str:

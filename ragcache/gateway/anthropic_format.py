@@ -21,7 +21,6 @@ _STOP_REASONS = {
     FinishReason.TOOL_CALLS: "tool_use",
 }
 _CHANGES = {
-    "model": "model_changed",
     "tools": "tools_changed",
     "system": "system_changed",
     "messages": "messages_changed",

@@ -20,16 +20,16 @@ from ragcache.gateway.anthropic_blocks import (
     or_string,
 )
 from ragcache.gateway.anthropic_cache import Spot
-from ragcache.gateway.fields import Fields, one_of
+from ragcache.gateway.fields import Fields, MessageList, PartList, one_of
 from ragcache.types import Message
 
 # Claude Code's first line is another one in every request: no prompt would share a prefix.
 _BILLING = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
 UserBlock = TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
-UserBlocks = list[Annotated[UserBlock, one_of(UserBlock)]]
+UserBlocks = PartList[Annotated[UserBlock, one_of(UserBlock)]]
 AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock
-AssistantBlocks = list[Annotated[AssistantBlock, one_of(AssistantBlock)]]
+AssistantBlocks = PartList[Annotated[AssistantBlock, one_of(AssistantBlock)]]
 
 
 class Conversation:
@@ -38,7 +38,7 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.spots: list[Spot] = []
-        self.call_ids: set[str] = set()
+        self.waiting_calls: set[str] = set()  # ids of those that have no result yet
 
     def say(
         self,
@@ -57,7 +57,7 @@ class Conversation:
                 self.spots.append(Spot(path, marker, number, length))
         # Templates write all calls of a message at its end: there is no place between them.
         self.spots += [Spot(path, call.cache_control, number, None) for path, call in calls]
-        self.call_ids.update(call.id for _, call in calls)
+        self.waiting_calls.update(call.id for _, call in calls)
         tool_calls = tuple(call.call() for _, call in calls)
         message = Message(role, "".join(texts), tool_calls=tool_calls, tool_call_id=tool_call_id)
         self.messages.append(message)
@@ -76,7 +76,7 @@ class UserMessage(Fields):
         for i, block in enumerate(self.content):
             place = f"{path}.content[{i}]"
             if isinstance(block, ToolResultBlock):
-                _require_call(conversation, place, block.tool_use_id)
+                _answer_call(conversation, place, block.tool_use_id)
                 conversation.say("tool", block.pieces(place), tool_call_id=block.tool_use_id)
                 results += 1
             else:
@@ -85,10 +85,12 @@ class UserMessage(Fields):
             conversation.say("user", rest)
 
 
-def _require_call(conversation: Conversation, place: str, call_id: str) -> None:
-    if call_id not in conversation.call_ids:
+def _answer_call(conversation: Conversation, place: str, call_id: str) -> None:
+    if call_id not in conversation.waiting_calls:
         param = f"{place}.tool_use_id"
-        raise InvalidRequest(f"{param}: no earlier tool_use has the id {call_id!r}", param=param)
+        why = f"no earlier tool_use with the id {call_id!r} waits for a result"
+        raise InvalidRequest(f"{param}: {why}", param=param)
+    conversation.waiting_calls.remove(call_id)
 
 
 class AssistantMessage(Fields):
@@ -123,7 +125,7 @@ class SystemMessage(Fields):
 
 
 AnyMessage = UserMessage | AssistantMessage | SystemMessage
-Messages = list[Annotated[AnyMessage, one_of(AnyMessage, "role")]]
+Messages = MessageList[Annotated[AnyMessage, one_of(AnyMessage, "role")]]
 
 
 def without_billing(blocks: Sequence[TextBlock]) -> Iterator[Piece]:

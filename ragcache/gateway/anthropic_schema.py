@@ -3,7 +3,7 @@
 Fields and ranges follow Anthropic's API reference; `cache_salt` and `ragcache` are extensions of
 this gateway. Unknown fields are tolerated, and so are those that only choose a way of serving
 (`service_tier`, `metadata`, `speed`, `container`, `output_config.effort` …). The models here do
-not think: `thinking` may leave it to them, not demand it.
+not think, whatever `thinking` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FailFast, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
@@ -23,8 +23,10 @@ from ragcache.gateway.anthropic_messages import (
     Messages,
     without_billing,
 )
-from ragcache.gateway.fields import Fields, Harmless, RequestBody, Whole
+from ragcache.gateway.fields import Fields, Harmless, RequestBody, ToolList, Whole
 from ragcache.types import ChatPrompt, GenerateRequest, OutputRules, SamplingParams
+
+StopString = Annotated[str, Field(min_length=1)]
 
 _CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "auto": "auto",
@@ -67,14 +69,21 @@ class ToolChoice(Fields):
     """Whether tools may, must or must not be called."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: str | None = Field(None, validate_default=True)
     disable_parallel_tool_use: bool = False
+
+    @field_validator("name")
+    @classmethod
+    def _of_the_tool(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is None and info.data.get("type") == "tool":
+            raise PydanticCustomError("name", "is required")
+        return name
 
 
 class Thinking(Fields):
-    """Ways of asking for thoughts that allow for none."""
+    """Whether to think, and how long; the same to the models here."""
 
-    type: Literal["disabled", "adaptive", "between_tools"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(Fields):
@@ -96,9 +105,9 @@ class PromptFields(RequestBody):
     unsupported: ClassVar[Harmless] = {"mcp_servers": ([],), "output_format": ()}
 
     model: str
-    messages: Annotated[Messages, FailFast()] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     system: Texts = Field([])
-    tools: list[Tool] = Field([])
+    tools: ToolList[Tool] = Field([])
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -154,7 +163,7 @@ class MessagesRequest(PromptFields):
     """Body of POST /v1/messages; with `max_tokens` 0 the prompt is only written to the cache."""
 
     max_tokens: Whole = Field(ge=0)
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field([], max_length=16)
+    stop_sequences: list[StopString] = Field([], max_length=16, fail_fast=True)
     stream: bool = False
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -180,6 +189,8 @@ class MessagesRequest(PromptFields):
             return "stream"
         if self.output_config.format is not None:
             return "output_config.format"
+        if self.thinking is not None and self.thinking.type == "enabled":
+            return "thinking"
         return "tool_choice" if self.choice.type in ("any", "tool") else None
 
     def request(self, request_id: str, tenant: str) -> GenerateRequest:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import hdrs, web
@@ -12,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 from ragcache.errors import InvalidRequest
 
 Body = TypeVar("Body", bound=BaseModel)
+Result = TypeVar("Result")
 
-_OFF_LOOP = 2**20  # bytes; parsing more than this would be felt by the running streams
+_OFF_LOOP = 2**15  # bytes; work on more than this would be felt by the running streams
 
 
 async def read_body(request: web.Request, model: type[Body]) -> Body:
@@ -22,9 +24,14 @@ async def read_body(request: web.Request, model: type[Body]) -> Body:
     Raises InvalidRequest, HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType.
     """
     raw = await _read(request)
-    if len(raw) > _OFF_LOOP:
-        return await asyncio.to_thread(parse, model, raw)
-    return parse(model, raw)
+    return await off_loop(request, partial(parse, model, raw))
+
+
+async def off_loop(request: web.Request, work: Callable[[], Result]) -> Result:
+    """Do work that grows with the body: in a thread, if the body is a large one."""
+    if len(await request.read()) > _OFF_LOOP:  # aiohttp keeps what it has read
+        return await asyncio.to_thread(work)
+    return work()
 
 
 async def _read(request: web.Request) -> bytes:

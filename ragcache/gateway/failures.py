@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiohttp import hdrs, web
 
-from ragcache.errors import RequestError
+from ragcache.errors import ContextLengthExceeded, RequestError
 
 ANTHROPIC_ROUTE = "/v1/messages"  # and all below it
 
@@ -73,12 +73,19 @@ class Failure:
     def anthropic(self, request_id: str) -> dict[str, Any]:
         """The body, or the data of an error event, on Anthropic's routes."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
-        message = self.message
-        for ours, theirs in _ANTHROPIC_NAMES.items():
-            if ours in (self.param or ""):
-                message = message.replace(ours, theirs, 1)
-        error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": message}
+        kind = _ANTHROPIC_TYPES.get(self.status, usual)
+        error = {"type": kind, "message": self._message_with_field()}
         return {"type": "error", "error": error, "request_id": request_id}
+
+    def _message_with_field(self) -> str:
+        """The message behind the path of its field, for which these bodies have no other place."""
+        param, message = self.param or "", self.message
+        for ours, theirs in _ANTHROPIC_NAMES.items():
+            if ours in param:
+                param, message = param.replace(ours, theirs), message.replace(ours, theirs, 1)
+        # Clients know an excessive prompt by how the message begins.
+        as_it_is = self.code == ContextLengthExceeded.default_code or message.startswith(param)
+        return message if as_it_is else f"{param}: {message}"
 
 
 def _retry(error: RequestError) -> dict[str, str]:

@@ -1,14 +1,15 @@
-"""The building blocks of request schemas: strict objects, integers, objects told apart by a tag."""
+"""The building blocks of request schemas: strict objects, short lists, integers, tagged unions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainValidator,
     ValidationError,
     model_validator,
@@ -49,6 +50,13 @@ def _whole(value: Any) -> Any:
     """1e12 and 5.0 are integers in JSON Schema; True and "5" are not."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
+
+Item = TypeVar("Item")
+
+# They end at their first bad item: to describe a million of them would take seconds.
+MessageList = Annotated[list[Item], Field(max_length=10_000, fail_fast=True)]
+PartList = Annotated[list[Item], Field(max_length=4096, fail_fast=True)]
+ToolList = Annotated[list[Item], Field(max_length=128, fail_fast=True)]
 
 # Behind a Field with limits: in front of it, these would be missing in the JSON schema.
 WHOLE = BeforeValidator(_whole)

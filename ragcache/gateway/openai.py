@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from ragcache.gateway.backend import BACKEND
-from ragcache.gateway.bodies import read_body
+from ragcache.gateway.bodies import off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange
 from ragcache.gateway.explain_format import explanation_body
 from ragcache.gateway.failures import Failure
@@ -40,7 +41,7 @@ async def _answer(
     body = await read_body(request, schema)
     serving = request.app[BACKEND].serving_model(body.model)
     reply = reply_type(body.model, include_usage=body.include_usage)
-    requests = body.requests(reply.id, request[TENANT])
+    requests = await off_loop(request, partial(body.requests, reply.id, request[TENANT]))
     async with exchange(serving, requests, request[METER]) as deltas:
         if body.ragcache.explain:
             block_size = serving.stats().block_size

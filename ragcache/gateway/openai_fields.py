@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ragcache.errors import InvalidRequest
 from ragcache.gateway.fields import WHOLE, Fields, Harmless, RequestBody, Whole
@@ -49,7 +49,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1)]
-StopStrings = Annotated[list[StopString], Field(max_length=4)]
+StopStrings = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
 Stop = Annotated[
     StopStrings, BeforeValidator(_listed, json_schema_input_type=StopString | StopStrings)
 ]
@@ -85,10 +85,10 @@ class CompletionFields(RequestBody, ABC):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        {}, max_length=MAX_TOKEN_IDS
+        {}, max_length=MAX_TOKEN_IDS, fail_fast=True
     )
     stop: Stop = Field([])
-    stop_token_ids: Annotated[list[Whole], FailFast()] = Field([], max_length=MAX_TOKEN_IDS)
+    stop_token_ids: list[Whole] = Field([], max_length=MAX_TOKEN_IDS, fail_fast=True)
     min_tokens: Whole = Field(0, ge=0)
     ignore_eos: bool = False
     n: Whole = Field(1, ge=1, le=16)

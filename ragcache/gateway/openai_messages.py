@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from ragcache.gateway.fields import Fields
+from ragcache.gateway.fields import Fields, PartList, ToolList
 from ragcache.gateway.openai_cache import CacheControl, PromptCacheBreakpoint, Ttl
 from ragcache.types import Breakpoint, Message
 
@@ -16,7 +16,7 @@ Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ContentPart(Fields):
-    """A part of a message's content that is text; other kinds of parts are refused."""
+    """A part of a message's content: text, or a refusal as text; other kinds are refused."""
 
     type: Literal["text", "refusal"]
     text: str
@@ -67,9 +67,8 @@ def _parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-Content = Annotated[
-    list[ContentPart], BeforeValidator(_parts, json_schema_input_type=str | list[ContentPart])
-]
+Parts = PartList[ContentPart]
+Content = Annotated[Parts, BeforeValidator(_parts, json_schema_input_type=str | Parts)]
 
 
 class ChatMessage(Fields):
@@ -77,13 +76,13 @@ class ChatMessage(Fields):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    function_call: None = None  # superseded by tool_calls
+    audio: None = None
+    tool_calls: ToolList[MessageToolCall] | None = None
     tool_call_id: Id | None = Field(None, validate_default=True)
     refusal: str | None = None
     content: Content | None = Field(None, validate_default=True)
     cache_control: CacheControl | None = None
-    function_call: None = None  # superseded by tool_calls
-    audio: None = None
 
     @field_validator("tool_calls")
     @classmethod

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import WHOLE, Harmless, Whole
+from ragcache.gateway.fields import WHOLE, Harmless, MessageList, Whole
 from ragcache.gateway.openai_cache import CacheFields
 from ragcache.gateway.openai_fields import UNSUPPORTED, CompletionFields, Count
 from ragcache.gateway.openai_messages import ChatMessage
@@ -62,7 +62,7 @@ class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
 
     unsupported: ClassVar[Harmless] = {**UNSUPPORTED, **_NOT_OF_CHATS}
 
-    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    messages: MessageList[ChatMessage] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import Fields
+from ragcache.gateway.fields import Fields, ToolList
 from ragcache.gateway.openai_cache import CacheControl
 from ragcache.types import Breakpoint
-
-MAX_TOOLS = 128
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -69,7 +67,7 @@ class AllowedTools(Fields):
     """A choice among some of the tools, all of which stay in the prompt."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], FailFast()] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: ToolList[NamedTool] = Field(min_length=1)
 
 
 class ToolChoice(Fields):
@@ -117,7 +115,7 @@ AnyChoice = Annotated[
 class ToolFields(Fields):
     """The top-level fields."""
 
-    tools: Annotated[list[Tool], FailFast()] = Field([], max_length=MAX_TOOLS)
+    tools: ToolList[Tool] = Field([])
     tool_choice: AnyChoice | None = None
     parallel_tool_calls: bool = True
 

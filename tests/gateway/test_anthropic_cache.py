@@ -239,7 +239,6 @@ CHANGED = MissReason.CHANGED
         (explanation(CHANGED, "tools"), "tools_changed"),
         (explanation(CHANGED, "system"), "system_changed"),
         (explanation(CHANGED, "messages.3"), "messages_changed"),
-        (explanation(CHANGED, "model"), "model_changed"),
         (explanation(CHANGED), "unavailable"),
         (explanation(MissReason.EVICTED), "unavailable"),
         (explanation(MissReason.COLD), "unavailable"),

@@ -17,7 +17,13 @@ from anthropic import (
 )
 from anthropic.types import ErrorResponse
 
-from ragcache.errors import EngineUnavailable, GenerationFailed, InvalidRequest, Overloaded
+from ragcache.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+)
 from ragcache.gateway.anthropic_schema import PromptFields
 from ragcache.gateway.bodies import parse
 from ragcache.gateway.failures import Failure
@@ -127,7 +133,7 @@ BAD = [
     (choice(type="tool"), "tool_choice.name"),
     (choice(type="tool", name="g"), "tool_choice.name"),
     (choice(type="auto", disable_parallel_tool_use="no"), "tool_choice.disable_parallel_tool_use"),
-    (ask(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking.type"),
+    (ask(thinking={"type": "always"}), "thinking.type"),
     (ask(output_config={"format": {"type": "text"}}), "output_config.format.type"),
     (ask(output_config={"format": {"type": "json_schema"}}), "output_config.format.schema"),
     (ask(output_format={"type": "json_schema", "schema": {}}), "output_format"),
@@ -147,6 +153,7 @@ BAD_OF_MESSAGES = [
         ask(max_tokens=0, output_config={"format": {"type": "json_schema", "schema": {}}}),
         "output_config.format",
     ),
+    (ask(max_tokens=0, thinking={"type": "enabled", "budget_tokens": 1024}), "thinking"),
     (ask(messages=[USER, {"role": "assistant", "content": "The"}]), "messages[1].role"),
     (ask(stop_sequences="END"), "stop_sequences"),
     (ask(stop_sequences=[""]), "stop_sequences[0]"),
@@ -213,7 +220,8 @@ async def test_what_is_not_a_json_object_is_refused(refused, path, body):
         {"max_tokens": 10**12},
         {"stop_sequences": [" ", *"abcdefghijklmno"]},
         {"temperature": 0},
-        {"thinking": {"type": "disabled"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "disabled"}, "max_tokens": 0},
         {"thinking": {"type": "between_tools"}},
         {"tools": [{**TOOL, "type": "custom", "strict": True, "defer_loading": False}]},
         {"tools": [{**TOOL, "type": None, "cache_control": None}]},
@@ -251,9 +259,41 @@ async def test_routes_methods_and_codings_are_refused_in_shape(refused, http):
         assert set(await response.json()) == {"error"}
 
 
+def test_a_named_tool_needs_its_name():
+    with pytest.raises(InvalidRequest, match=r"^tool_choice\.name: is required$"):
+        parse(PromptFields, json.dumps(choice(type="tool")).encode())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        (
+            InvalidRequest("no such type", param="tools[3].function.parameters"),
+            "tools[3].input_schema: no such type",
+        ),
+        (
+            InvalidRequest("response_format: no such type", param="response_format"),
+            "output_config.format: no such type",
+        ),
+        (
+            InvalidRequest("the template cannot render these messages", param="messages"),
+            "messages: the template cannot render these messages",
+        ),
+        (
+            ContextLengthExceeded("prompt is too long: 9 tokens", param="messages"),
+            "prompt is too long: 9 tokens",
+        ),
+    ],
+)
+def test_what_is_refused_later_names_the_field_too(refusal, message):
+    error = Failure.of(refusal, "req-1").anthropic("req-1")["error"]
+    assert error == {"type": "invalid_request_error", "message": message}
+
+
 async def test_an_unknown_model_is_404(refused):
     for path in (PATH, COUNT):
         error = await refused(path, 404, json=ask(model="claude-99"))
+        assert error["message"].startswith("model: the model 'claude-99'")
         assert error["type"] == "not_found_error"
 
 

@@ -31,14 +31,13 @@ IGNORED = {
     "output_config": {"effort": "high"},
     "service_tier": "standard_only",
     "speed": "fast",
-    "thinking": {"type": "adaptive"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
     "user_profile_id": "u",
     "workspace_id": "w",
 }
 REFUSED = {
     "mcp_servers": [{"type": "url", "url": "https://example.com", "name": "x"}],
     "output_format": SCHEMA,
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
     "tool_choice": {"type": "any"},
     "tools": [{"type": "web_search_20250305", "name": "web_search"}],
 }

@@ -53,7 +53,10 @@ BAD_CHAT = [
     (message(role="assistant", tool_calls="f()"), "messages[0].tool_calls"),
     (message(role="tool"), "messages[0].tool_call_id"),
     (message(role="assistant", audio={"id": "a"}), "messages[0].audio"),
-    (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
+    (
+        message(role="assistant", content=None, function_call={"name": "f"}),
+        "messages[0].function_call",
+    ),
     (message(tool_calls=[CALL]), "messages[0].tool_calls"),
     (chat(functions=[{"name": "f"}]), "functions"),
     (chat(modalities=["text", "audio"]), "modalities"),
