@@ -6,17 +6,17 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from ragcache.errors import GenerationFailed, InvalidRequest
+from ragcache.errors import InvalidRequest
+from ragcache.prompt.compiled_grammar import CompiledGrammar
+from ragcache.prompt.grammar_probe import GrammarProbe
 from ragcache.prompt.json_schema import closed
 from ragcache.prompt.lark import JsonRule, LarkWriter, OutputForm
 from ragcache.prompt.tool_format import CallSyntax
@@ -24,7 +24,9 @@ from ragcache.types import OutputRules
 
 log = logging.getLogger(__name__)
 
-# What a schema may cost: seconds to compile, tens of milliseconds a token in the worst cases.
+MAX_SCHEMA_SIZE = 256 * 1024  # characters of all schemas together
+
+# What a schema may cost: a second to compile, tens of milliseconds a token in the worst cases.
 _LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     max_items_in_row=10_000,
@@ -34,63 +36,11 @@ _NO_CALLS = CallSyntax("", "", "")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
-class GrammarConstraint:
-    """The state of one choice in its grammar; the engine's `Constraint`."""
-
-    def __init__(self, matcher: LLMatcher, on_failure: Callable[[], None]) -> None:
-        self._matcher = matcher
-        self._on_failure = on_failure
-
-    def fill_mask(self, bits: NDArray[np.int32]) -> None:
-        """Set the bits of the allowed tokens in `bits` `[ceil(V / 32)]`, clear all others."""
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-
-    def advance(self, token_id: int) -> None:
-        """Go on behind an allowed token, which may be an end token.
-
-        Raises:
-            GenerationFailed: when the grammar has become too complex to be followed any
-                further, or does not allow the token.
-        """
-        if not self._matcher.consume_token(token_id):
-            self._on_failure()
-            reason = _reason(self._matcher)
-            raise GenerationFailed(f"the grammar of the output cannot be followed: {reason}")
-
-    def forced(self) -> list[int]:
-        """Tokens that must come next, maybe none; goes on behind them."""
-        tokens = self._matcher.compute_ff_tokens()
-        return tokens[: self._matcher.try_consume_tokens(tokens)]
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing may follow but the end."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
-
-
-class CompiledGrammar:
-    """What the outputs of equal requests may be; the engine's `Grammar`.
-
-    All its states share one automaton, which grows as they need it, up to a limit: once a state has
-    failed, the grammar is `spent`. It goes on, but must be compiled again for new requests.
-    """
-
-    def __init__(self, prototype: LLMatcher) -> None:
-        self._prototype = prototype
-        self.spent = False
-
-    def constraint(self) -> GrammarConstraint:
-        """A new state, at the start; costs microseconds."""
-        return GrammarConstraint(self._prototype.deep_copy(), self._spend)
-
-    def _spend(self) -> None:
-        self.spent = True
-
-
 class GrammarCompiler:
-    """Compiles output rules for one tokenizer, and remembers the last ones used.
+    """Compiles output rules for one tokenizer, and remembers the last ones used, also refused ones.
 
-    Safe to use from several threads; compiling does not hold the interpreter.
+    `find` is quick enough for an event loop, `compile` is not. Safe to use from several threads;
+    compiling does not hold the interpreter.
     """
 
     def __init__(
@@ -117,9 +67,30 @@ class GrammarCompiler:
             self._unreadable = True
         else:
             self._writer = _writer(tokenizer, self._tokenizer, ends, syntax)
+            self._probe = GrammarProbe(self._tokenizer)
         self._max_entries = max_entries
-        self._entries: OrderedDict[bytes | None, CompiledGrammar] = OrderedDict()
+        self._entries: OrderedDict[bytes, CompiledGrammar | InvalidRequest | None] = OrderedDict()
         self._lock = Lock()
+
+    def find(
+        self, tools: Sequence[Mapping[str, Any]], rules: OutputRules
+    ) -> CompiledGrammar | None:
+        """What `compile` returned, or raised, for equal arguments.
+
+        Raises:
+            LookupError: when they are not known, or have to be compiled anew.
+            InvalidRequest: like `compile`; also for a grammar of which no state came to its end
+                before one could be followed no further: the client may have tried that again.
+        """
+        entry = self._recall(_key(tools, rules))
+        if isinstance(entry, InvalidRequest):
+            raise InvalidRequest(entry.message, param=entry.param)
+        if entry is not None and entry.failure is not None:
+            if entry.followed:
+                raise LookupError
+            param = "tools" if _text_schema(rules) is None else "response_format"
+            raise InvalidRequest(f"{param}: cannot be followed: {entry.failure}", param=param)
+        return entry
 
     def compile(
         self, tools: Sequence[Mapping[str, Any]], rules: OutputRules
@@ -136,47 +107,78 @@ class GrammarCompiler:
             InvalidRequest: for a schema that is invalid, too complex, or of a kind that cannot be
                 enforced, and for rules that cannot be combined; `param` is the field.
         """
+        try:
+            return self.find(tools, rules)
+        except LookupError:
+            pass
         key = _key(tools, rules)
+        try:
+            form = self._form(tools, rules)
+            grammar = None if form is None else self._compile(form)
+        except InvalidRequest as refusal:
+            self._remember(key, InvalidRequest(refusal.message, param=refusal.param))
+            raise
+        self._remember(key, grammar)
+        return grammar
+
+    def _recall(self, key: bytes) -> CompiledGrammar | InvalidRequest | None:
         with self._lock:
-            if (known := self._entries.get(key)) is not None and not known.spent:
-                self._entries.move_to_end(key)
-                return known
-        form = self._form(tools, rules)
-        if form is None:
-            return None
-        grammar = self._compile(form)
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def _remember(self, key: bytes, entry: CompiledGrammar | InvalidRequest | None) -> None:
         with self._lock:
-            self._entries[key] = grammar
+            self._entries[key] = entry
             self._entries.move_to_end(key)
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
-        return grammar
 
     def _form(self, tools: Sequence[Mapping[str, Any]], rules: OutputRules) -> OutputForm | None:
-        required = rules.tool_choice == "required"
         functions = list(_functions(tools, rules))
-        schema = None if required else rules.schema
-        if required and not functions:
+        schema = _text_schema(rules)
+        if rules.tool_choice == "required" and not functions:
             raise InvalidRequest("tool_choice: there is no tool to call", param="tool_choice")
-        if self._unreadable or (functions and self._syntax is None):
-            if required or schema is not None:
-                param = "tool_choice" if required else "response_format"
-                raise InvalidRequest(f"{param}: cannot be enforced with this model", param=param)
-            return None
-        if schema is None and not (tools and self._syntax):
+        has_calls = self._syntax is not None and not self._unreadable
+        if not has_calls:
+            self._check_promises(tools, rules, len(functions))
+        if schema is None and not (tools and has_calls):
             return None
         return OutputForm(
             functions=dict(map(_call_rule, functions)),
             several_calls=rules.parallel_tool_calls,
             json=None if schema is None else _text_rule(schema),
-            free=schema is None and not required,
+            free=schema is None and rules.tool_choice != "required",
         )
 
+    def _check_promises(
+        self, tools: Sequence[Mapping[str, Any]], rules: OutputRules, num_functions: int
+    ) -> None:
+        """Refuse what takes a grammar of calls."""
+        is_narrow = rules.tool_choice != "none" and num_functions < len(tools)
+        if rules.tool_choice == "required" or is_narrow:
+            param = "tool_choice"
+        elif rules.schema is not None and (self._unreadable or num_functions):
+            param = "response_format"
+        else:
+            return
+        raise InvalidRequest(f"{param}: cannot be enforced with this model", param=param)
+
     def _compile(self, form: OutputForm) -> CompiledGrammar:
+        _check_size(form)
         try:
-            return CompiledGrammar(self._matcher(self._writer.write(form)))
+            matcher = self._matcher(self._writer.write(form))
         except ValueError as error:
             raise self._refusal(form, str(error)) from error
+        self._follow_calls(form, matcher)
+        return CompiledGrammar(matcher)
+
+    def _follow_calls(self, form: OutputForm, matcher: LLMatcher) -> None:
+        syntax = self._syntax or _NO_CALLS
+        for name, rule in form.functions.items():
+            try:
+                self._probe.follow(matcher.deep_copy(), syntax.opening(name))
+            except ValueError as error:
+                raise InvalidRequest(f"{rule.param}: {error}", param=rule.param) from error
 
     def _refusal(self, form: OutputForm, reason: str) -> InvalidRequest:
         """Find the schema that is to blame."""
@@ -190,22 +192,36 @@ class GrammarCompiler:
     def _matcher(self, grammar: str) -> LLMatcher:
         """Compile; raises ValueError with the library's message."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        probe = matcher.deep_copy()
-        probe.compute_bitmask()  # only this shows that a grammar allows nothing at all
-        if probe.is_error():
-            raise ValueError(_reason(probe))
+        self._probe.follow(matcher.deep_copy())
         return matcher
 
 
-def _key(tools: Sequence[Mapping[str, Any]], rules: OutputRules) -> bytes | None:
-    """What equal requests have in common; None: nested too deep to be valid."""
-    functions = [tool["function"] for tool in tools]
+def _key(tools: Sequence[Mapping[str, Any]], rules: OutputRules) -> bytes:
+    """What equal requests have in common."""
+    functions = [(tool["function"]["name"], tool["function"].get("parameters")) for tool in tools]
     choice = (rules.tool_choice, rules.allowed_tools, rules.parallel_tool_calls)
+    return _digest(functions, "tools") + _digest((choice, rules.schema), "response_format")
+
+
+def _digest(value: Any, param: str) -> bytes:
     try:
-        text = json.dumps((functions, choice, rules.schema))
-    except RecursionError:
-        return None
-    return hashlib.sha256(text.encode()).digest()
+        return hashlib.sha256(json.dumps(value).encode()).digest()
+    except RecursionError as error:
+        raise InvalidRequest(f"{param}: nested too deep", param=param) from error
+
+
+def _check_size(form: OutputForm) -> None:
+    total = 0
+    for rule in form.rules:
+        total += len(rule.text)
+        if total > MAX_SCHEMA_SIZE:
+            limit = f"{MAX_SCHEMA_SIZE // 1024} KiB"
+            raise InvalidRequest(f"{rule.param}: over {limit} of schemas", param=rule.param)
+
+
+def _text_schema(rules: OutputRules) -> Mapping[str, Any] | bool | None:
+    """The schema for text, unless there can be no text."""
+    return None if rules.tool_choice == "required" else rules.schema
 
 
 def _functions(
@@ -247,11 +263,3 @@ def _writer(
         text for text, id in marks.items() if not added[id].special and id not in eos_token_ids
     ]
     return LarkWriter(syntax or _NO_CALLS, marks, visible)
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """The library's message, without a stack or the state of the parser."""
-    message = matcher.get_error().split("\n<", 1)[0]
-    if message.startswith("NoExtension"):
-        return "there is nothing that it allows"
-    return "too large" if message.startswith("panic") else message

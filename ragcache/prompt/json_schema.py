@@ -8,6 +8,7 @@ from typing import Any
 from ragcache.errors import InvalidRequest
 
 MAX_DEPTH = 100  # nested objects and arrays; the grammar library reads no more than 127
+MAX_PROPERTIES = 1000  # in one schema; the time to compile an object grows with their square
 
 _SUBSCHEMAS = {"additionalProperties", "items"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
@@ -35,21 +36,31 @@ def closed(schema: Any, *, param: str | None = None) -> Any:
     Data (`enum`, `const`, `default`, `examples`) is not touched.
 
     Raises:
-        InvalidRequest: with `param`, when the schema is nested deeper than `MAX_DEPTH`.
+        InvalidRequest: with `param`, when the schema is nested deeper than `MAX_DEPTH`, or lists
+            more than `MAX_PROPERTIES`.
     """
-    _check_depth(schema, param)
+    _check_limits(schema, param)
     if any(map(_refers, _merged(schema))):
         return schema  # what a merged reference leads to is merged as well
     return _close(schema)
 
 
-def _check_depth(value: Any, param: str | None) -> None:
-    level = [value]
+def _check_limits(schema: Any, param: str | None) -> None:
+    level, num_properties = [schema], 0
     for _ in range(MAX_DEPTH + 1):
+        num_properties += sum(map(_num_properties, level))
+        if num_properties > MAX_PROPERTIES:
+            reason = f"more than {MAX_PROPERTIES} properties"
+            raise InvalidRequest(f"{param or 'schema'}: {reason}", param=param)
         level = [child for parent in level for child in _children(parent)]
         if not level:
             return
     raise InvalidRequest(f"{param or 'schema'}: nested deeper than {MAX_DEPTH}", param=param)
+
+
+def _num_properties(schema: Any) -> int:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return len(properties) if isinstance(properties, Mapping) else 0
 
 
 def _children(value: Any) -> Iterable[Any]:

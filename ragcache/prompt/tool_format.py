@@ -37,9 +37,15 @@ class CallSyntax:
         texts = (self._write(name, arguments) for name, arguments in calls)
         return self.begin + (self.separator or "").join(texts) + self.end
 
+    def opening(self, name: str) -> str:
+        """The text of a first call up to its arguments."""
+        return self.begin + self._write_name(name)
+
     def _write(self, name: str, arguments: Any) -> str:
-        quoted = json.dumps(name, ensure_ascii=False)[1:-1]
-        return self.head + quoted + self.middle + write_arguments(arguments) + self.tail
+        return self._write_name(name) + write_arguments(arguments) + self.tail
+
+    def _write_name(self, name: str) -> str:
+        return self.head + json.dumps(name, ensure_ascii=False)[1:-1] + self.middle
 
 
 def write_arguments(arguments: Any) -> str:

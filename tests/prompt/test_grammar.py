@@ -71,9 +71,24 @@ def make(marked):
 
 
 @pytest.fixture(scope="module")
-def compiler(smollm2):
+def make_smollm2(smollm2):
+    """Make a compiler for the embedded model's tokenizer."""
+    return lambda: GrammarCompiler(
+        smollm2, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS, syntax=SMOLLM2
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(make_smollm2):
     """A compiler for the embedded model's tokenizer."""
-    return GrammarCompiler(smollm2, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS, syntax=SMOLLM2)
+    return make_smollm2()
+
+
+@pytest.fixture(scope="module")
+def unreadable(build):
+    """A compiler for a tokenizer that the library cannot read."""
+    tokenizer = build("wordpiece", "none")
+    return GrammarCompiler(tokenizer, vocab_size=300, eos_token_ids=[2], syntax=HERMES)
 
 
 def mask(constraint, vocab_size=VOCAB_SIZE):
@@ -213,6 +228,16 @@ def test_a_form_of_calls_that_is_not_known_is_not_promised(marked, make):
         assert caught.value.param == param
     grammar = compiler.compile(TOOLS, OutputRules("none", schema=ANSWER))
     assert takes(marked, grammar, '{"name": "a"}')
+
+
+@pytest.mark.parametrize("names", [("see",), ()])
+def test_without_a_known_form_a_choice_of_tools_is_not_promised(make, unreadable, names):
+    for compiler in (make(None), unreadable):
+        with pytest.raises(InvalidRequest, match="cannot be enforced") as caught:
+            compiler.compile(TOOLS, OutputRules("auto", names))
+        assert caught.value.param == "tool_choice"
+        assert compiler.compile(TOOLS, OutputRules("auto", ("see", "search"))) is None
+        assert compiler.compile(TOOLS, OutputRules("none", names)) is None
 
 
 def test_a_required_call_needs_a_tool(compiler):
@@ -392,21 +417,23 @@ def test_markup_in_a_schema_is_text(marked, make):
     assert not set(tokens) & set(marked.get_added_vocab().values())
 
 
-def test_with_a_tokenizer_that_the_library_cannot_read_nothing_is_promised(build, caplog):
-    compiler = GrammarCompiler(
-        build("wordpiece", "none"), vocab_size=300, eos_token_ids=[2], syntax=HERMES
-    )
+def test_a_tokenizer_that_the_library_cannot_read_is_warned_of(build, caplog):
+    GrammarCompiler(build("wordpiece", "none"), vocab_size=300, eos_token_ids=[2], syntax=HERMES)
     assert "decoder" in caplog.text
-    assert compiler.compile(TOOLS, FREE) is None
-    assert compiler.compile(TOOLS, NO_CALLS) is None
+
+
+def test_with_a_tokenizer_that_the_library_cannot_read_nothing_is_promised(unreadable):
+    assert unreadable.compile(TOOLS, FREE) is None
+    assert unreadable.compile(TOOLS, NO_CALLS) is None
     for rules, param in ((REQUIRED, "tool_choice"), (JSON_OR_CALLS, "response_format")):
         with pytest.raises(InvalidRequest) as caught:
-            compiler.compile(TOOLS, rules)
+            unreadable.compile(TOOLS, rules)
         assert caught.value.param == param
 
 
 # Schemas that cannot be enforced, and large ones.
 
+HARD = {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"}
 BOMB = {"type": "integer"}
 for _ in range(12):
     BOMB = {
@@ -429,7 +456,16 @@ INVALID = {
     "contradiction": ({"allOf": [{"type": "string"}, {"type": "object"}]}, "Unsatisfiable"),
     "surrogate": ({"enum": ["\ud800"]}, "hex escape"),
     "not a number": ({"enum": [float("nan")]}, "expected value"),
-    "too many values": ({"enum": [f"value-{i}-{i * i}" for i in range(100_000)]}, "too big"),
+    "too many values": ({"enum": [f"value-{i}-{i * i}" for i in range(100_000)]}, "over 256 KiB"),
+    "too many properties": (closed_object(**{f"p{i}": {} for i in range(1001)}), "more than 1000"),
+    "too complex after a few tokens": (
+        {"type": "string", "pattern": "^((a|b| ){1,50}){1,50}$"},
+        "too many",
+    ),
+    "too complex in the second property": (
+        closed_object(a=WORD, b=HARD),
+        "too many",
+    ),
     "too many combinations": (BOMB, "too big"),
     "too deep": (json.loads('{"items":' * 101 + "{}" + "}" * 101), "deeper"),
 }
@@ -494,25 +530,83 @@ def test_large_schemas_and_costly_expressions_are_followed(smollm2, compiler, sc
     assert not takes(smollm2, grammar, json.dumps(bad))
 
 
-def test_a_grammar_that_grows_too_complex_fails_its_request_and_is_made_anew(smollm2, compiler):
-    rules = OutputRules(schema={"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"})
-    grammar = compiler.compile((), rules)
+def test_as_many_properties_as_are_accepted_can_be_followed(smollm2, compiler):
+    names = [f"p{i}" for i in range(1000)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    grammar = compiler.compile((), OutputRules(schema=schema))
+    assert takes(smollm2, grammar, json.dumps({"p1": "a", "p998": "b"}))
+
+
+def test_schemas_are_limited_together(compiler):
+    def tool(name):
+        values = [f"{name}-{i:050}" for i in range(3_000)]
+        return function(name, closed_object(a={"enum": values}))
+
+    compiler.compile([tool("f")], FREE)
+    with pytest.raises(InvalidRequest, match="over 256 KiB of schemas") as caught:
+        compiler.compile([tool("f"), tool("g")], FREE)
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("syntax", [SMOLLM2, HERMES])
+def test_the_tool_that_cannot_be_followed_is_named(marked, make, syntax):
+    tools = [SEARCH, function("f", closed_object(text=HARD))]
+    for rules in (FREE, REQUIRED):
+        with pytest.raises(InvalidRequest, match="too many") as caught:
+            make(syntax).compile(tools, rules)
+        assert caught.value.param == "tools[1].function.parameters"
+
+
+LATE = closed_object(**{f"p{i}": {"type": "string"} for i in range(8)}, code=HARD)
+
+
+def fail(tokenizer, grammar, opening=""):
+    """Follow a grammar of `LATE` until it fails, which is too late for the probe."""
     constraint = grammar.constraint()
+    text = opening + json.dumps({f"p{i}": "" for i in range(8)} | {"code": "a" * 1000})
 
     def go_on():
-        constraint.advance(smollm2.convert_tokens_to_ids('"'))
-        for _ in range(1000):
+        for token in tokenizer.encode(text, add_special_tokens=False):
             mask(constraint)
-            constraint.advance(smollm2.convert_tokens_to_ids("a"))
+            constraint.advance(token)
 
     with pytest.raises(GenerationFailed, match="too many"):
         go_on()
+    return constraint
+
+
+@pytest.mark.parametrize(
+    ("tools", "rules", "param"),
+    [((), OutputRules(schema=LATE), "response_format"), ([function("f", LATE)], REQUIRED, "tools")],
+)
+def test_a_grammar_that_fails_its_first_request_is_refused_to_the_next(
+    smollm2, make_smollm2, tools, rules, param
+):
+    compiler = make_smollm2()
+    grammar = compiler.compile(tools, rules)
+    constraint = fail(smollm2, grammar, SMOLLM2.opening("f") if tools else "")
     assert not constraint.finished
     assert constraint.forced() == []
+    for ask in (compiler.find, compiler.compile):
+        with pytest.raises(InvalidRequest, match=r"cannot be followed: .*too many") as caught:
+            ask(tools, rules)
+        assert caught.value.param == param
+
+
+def test_a_grammar_that_outputs_have_followed_is_made_anew_when_it_has_grown_too_large(
+    smollm2, make_smollm2
+):
+    compiler, rules = make_smollm2(), OutputRules(schema=LATE)
+    answer = json.dumps({f"p{i}": "" for i in range(8)} | {"code": "a"})
+    grammar = compiler.compile((), rules)
+    assert takes(smollm2, grammar, answer)
+    fail(smollm2, grammar)
+    with pytest.raises(LookupError):
+        compiler.find((), rules)
     renewed = compiler.compile((), rules)
     assert renewed is not grammar
-    assert renewed is compiler.compile((), rules)
-    assert takes(smollm2, renewed, '"aa"')
+    assert renewed is compiler.find((), rules)
+    assert takes(smollm2, renewed, answer)
 
 
 def test_a_token_that_is_not_allowed_is_an_error(compiler):
@@ -543,6 +637,41 @@ def test_equal_rules_share_a_compiled_grammar(make):
     compiler.compile(TOOLS, NO_CALLS)
     assert compiler.compile(TOOLS, FREE) is first
     assert compiler.compile(TOOLS, REQUIRED) is not other
+
+
+def test_what_is_known_is_found_without_compiling(make, monkeypatch):
+    compiler = make()
+    bad = OutputRules(schema={"type": "nonsense"})
+    for tools, rules in ((TOOLS, FREE), ((), NO_CALLS), ((), bad)):
+        with pytest.raises(LookupError):
+            compiler.find(tools, rules)
+    grammar = compiler.compile(TOOLS, FREE)
+    assert compiler.compile((), NO_CALLS) is None
+    with pytest.raises(InvalidRequest) as refused:
+        compiler.compile((), bad)
+    monkeypatch.setattr(compiler, "_form", None)  # what compiling would call
+    monkeypatch.setattr(compiler, "_compile", None)
+    assert compiler.find(json.loads(json.dumps(TOOLS)), FREE) is grammar
+    assert compiler.find((), NO_CALLS) is None
+    for ask in (compiler.find, compiler.compile):
+        with pytest.raises(InvalidRequest, match=r"^response_format: Invalid type") as caught:
+            ask((), bad)
+        assert caught.value.param == "response_format"
+        assert caught.value is not refused.value  # a raised exception keeps its frames
+
+
+def test_values_nested_too_deep_for_a_key_are_refused(compiler):
+    deep = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    for tools, rules, param in (
+        ([function("f", deep)], NO_CALLS, "tools"),
+        ((), OutputRules(schema=deep), "response_format"),
+    ):
+        for ask in (compiler.find, compiler.compile):
+            with pytest.raises(InvalidRequest, match="too deep") as caught:
+                ask(tools, rules)
+            assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

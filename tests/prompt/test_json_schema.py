@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from ragcache.errors import InvalidRequest
-from ragcache.prompt.json_schema import MAX_DEPTH, closed
+from ragcache.prompt.json_schema import MAX_DEPTH, MAX_PROPERTIES, closed
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 CLOSED_POINT = POINT | {"additionalProperties": False}
@@ -108,4 +108,20 @@ def test_deep_nesting_is_refused(keys):
     for levels in (MAX_DEPTH + len(keys), 100_000):
         with pytest.raises(InvalidRequest, match="deeper than 100") as caught:
             closed(nested(levels), param="response_format")
+        assert caught.value.param == "response_format"
+
+
+def test_too_many_properties_are_refused_wherever_they_stand():
+    def listed(count):
+        return {"properties": {f"p{i}": {} for i in range(count)}}
+
+    half = MAX_PROPERTIES // 2
+    closed(listed(MAX_PROPERTIES))
+    closed({"anyOf": [listed(half), {"items": listed(half)}]})
+    for schema in (
+        listed(MAX_PROPERTIES + 1),
+        {"anyOf": [listed(half), {"items": listed(half + 1)}]},
+    ):
+        with pytest.raises(InvalidRequest, match="more than 1000") as caught:
+            closed(schema, param="response_format")
         assert caught.value.param == "response_format"
