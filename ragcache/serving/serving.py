@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ragcache.engine.bridge import EngineClient
 from ragcache.engine.constraint import Grammar
@@ -65,6 +67,7 @@ class Serving:
         self._tokenizer = tokenizer
         self._client = client
         self._grammars = grammars
+        self._compiling = ThreadPoolExecutor(2, "grammar")  # slow schemas hold up only each other
         self._history = History(client.engine.stats.block_size)
 
     @property
@@ -150,6 +153,7 @@ class Serving:
         """Stop the engine; requests that still run fail."""
         self._client.engine.stop()
         self._tokenizer.close()
+        self._compiling.shutdown(cancel_futures=True)
 
     def _owner(self, tenant: str) -> bytes:
         return owner_name(self.model.fingerprint, tenant)
@@ -161,7 +165,11 @@ class Serving:
         tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
         if not tools and request.output.schema is None:
             return None
-        return await asyncio.to_thread(self._grammars.compile, tools, request.output)
+        try:
+            return self._grammars.find(tools, request.output)
+        except LookupError:
+            work = partial(self._grammars.compile, tools, request.output)
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
 
     async def _prompted(self, request: GenerateRequest, prompt: TokenizedPrompt) -> Prompted:
         layout = await self._tokenizer.layout(prompt)
