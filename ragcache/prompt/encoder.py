@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from ragcache.prompt.control import ControlTokens, unescape
 from ragcache.prompt.memo import EncodingMemo
+from ragcache.prompt.offsets import ByteOffsets
+from ragcache.prompt.vocabulary import Vocabulary
+
+Encode = Callable[[str], Sequence[int]]
 
 _PROBES = ("a b", " a ", "\n\na", "  ", "e\u0301\n", "1\t2 ", "中 文", "'s \r\n", "▁a")
 
@@ -33,14 +39,24 @@ class Encoder:
     What stands between two special tokens is encoded independently of the rest, so encodings
     of these pieces are remembered: a growing conversation costs only its new messages. That does
     not hold where something treats the start of a text differently from its middle, which is
-    tried out at construction; then a prompt is a single piece.
+    tried out at construction; then a prompt is a single piece. They are remembered in scopes: what
+    was encoded in one is of no use, and so not noticed, in another.
     """
 
-    def __init__(self, tokenizer: Tokenizer, control: ControlTokens, template_text: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
+        control: ControlTokens,
+        template_text: str,
+    ) -> None:
         self._tokenizer = tokenizer
         self._control = control
+        self._offsets = ByteOffsets(vocabulary)
         self._remembered = EncodingMemo(self._encode)
         self._remembered_spans = EncodingMemo(self._encode_spans, max_bytes=8 << 20)
+        added = tokenizer.encode("a").special_tokens_mask
+        self._num_added = sum(takewhile(bool, added))  # in front of raw text
         self._anchors = [(anchor, self._encode(anchor)) for anchor in ("\n", "a")]
         self._data_ids = {"": (), **self._encode_as_data()}
         self._border_ids = self._find_borders(template_text)
@@ -50,30 +66,33 @@ class Encoder:
         """Token ids of plain text: special tokens in it are parsed, BOS is added as usual."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
 
-    def find_raw_character(self, text: str, token: int) -> int:
-        """The character at which a token of `encode_raw(text)` begins."""
-        return _start(self._encode_spans(text, add_special_tokens=True), token) if token else 0
+    def find_raw_character(self, text: str, ids: Sequence[int], token: int) -> int:
+        """The character at which a token of `encode_raw(text)`, that is `ids`, begins."""
+        ids, token = ids[self._num_added :], max(0, token - self._num_added)
+        found = self._offsets.find_character(text, ids, token)
+        return _start(self._encode_spans(text), token) if found is None else found
 
-    def pieces(self, rendered: str) -> list[Piece]:
+    def pieces(self, rendered: str, scope: str = "") -> list[Piece]:
         """Encode a rendered chat prompt; marked control tokens become ordinary text."""
-        return list(self._cut(rendered))
+        return list(self._cut(rendered, partial(self._remembered, scope=scope)))
 
-    def count_tokens(self, pieces: Iterable[Piece], ends: Iterable[int]) -> list[int]:
+    def count_tokens(
+        self, pieces: Iterable[Piece], ends: Sequence[int], scope: str = ""
+    ) -> list[int]:
         """How many tokens lie within the first `end` characters of the rendering, for each end.
 
         `ends` ascend. A token that reaches across an end belongs to what follows: it depends on it.
         """
-        rest = iter(pieces)
-        piece, start, tokens = next(rest, None), 0, 0
-        counts = []
-        for end in ends:
-            while piece and start + len(piece.marked) <= end:
-                start, tokens = start + len(piece.marked), tokens + len(piece.ids)
-                piece = next(rest, None)
-            counts.append(tokens + (self._count_within(piece, end - start) if piece else 0))
-        return counts
+        counts: list[int] = []
+        start = tokens = 0
+        for piece in pieces:
+            stop = bisect_left(ends, start + len(piece.marked), len(counts))
+            inside = [end - start for end in ends[len(counts) : stop]]
+            counts += [tokens + count for count in self._count_within(piece, inside, scope)]
+            start, tokens = start + len(piece.marked), tokens + len(piece.ids)
+        return counts + [tokens] * (len(ends) - len(counts))
 
-    def find_character(self, pieces: Iterable[Piece], token: int) -> int:
+    def find_character(self, pieces: Iterable[Piece], token: int, scope: str = "") -> int:
         """The character of the text with which a token begins; behind the last token, its length.
 
         Tokens that share a character all begin with it, as do those of a control token that is
@@ -82,28 +101,34 @@ class Encoder:
         start = 0
         for piece in pieces:
             if token < len(piece.ids):
-                return start + self._start_within(piece, token)
+                return start + self._start_within(piece, token, scope)
             start, token = start + len(piece.text), token - len(piece.ids)
         return start
 
-    def _count_within(self, piece: Piece, end: int) -> int:
-        if piece.anchor is None or not end:
-            return 0
-        spans = self._spans(piece)
-        length = len(piece.anchor) + len(unescape(piece.marked[:end]))
-        return bisect_right(range(len(piece.ids)), length, key=lambda token: spans[2 * token + 1])
+    def _count_within(self, piece: Piece, ends: Sequence[int], scope: str) -> list[int]:
+        lengths = [len(unescape(piece.marked[:end])) for end in ends if end]
+        if piece.anchor is None or not lengths:
+            return [0] * len(ends)
+        counts = self._offsets.count_within(piece.text, piece.ids, lengths)
+        if counts is None:
+            token_ends = self._spans(piece, scope)[1::2]
+            counts = [bisect_right(token_ends, len(piece.anchor) + length) for length in lengths]
+        return [0] * (len(ends) - len(counts)) + counts
 
-    def _start_within(self, piece: Piece, token: int) -> int:
+    def _start_within(self, piece: Piece, token: int, scope: str) -> int:
         if piece.anchor is None or not token:
             return 0
-        return _start(self._spans(piece), token) - len(piece.anchor)
+        found = self._offsets.find_character(piece.text, piece.ids, token)
+        if found is None:
+            return _start(self._spans(piece, scope), token) - len(piece.anchor)
+        return found
 
-    def _spans(self, piece: Piece) -> Sequence[int]:
+    def _spans(self, piece: Piece, scope: str) -> Sequence[int]:
         """Start and end of each token of a piece, in one row; the anchor counts too."""
-        spans = self._remembered_spans((piece.anchor or "") + piece.text)
+        spans = self._remembered_spans((piece.anchor or "") + piece.text, scope)
         return spans[len(spans) - 2 * len(piece.ids) :]
 
-    def _cut(self, rendered: str) -> Iterator[Piece]:
+    def _cut(self, rendered: str, encode: Encode) -> Iterator[Piece]:
         inside = False  # whether text goes on, although it is cut here
         for part in self._control.split(rendered):
             if part.is_data:
@@ -115,16 +140,14 @@ class Encoder:
                     inside = False
                     yield Piece(marked, marked, [border])
                 else:
-                    yield self._encode_piece(marked, inside)
+                    yield self._encode_piece(encode, marked, inside)
 
-    def _encode_piece(self, marked: str, inside: bool) -> Piece:
-        text, encode = unescape(marked), self._remembered
+    def _encode_piece(self, encode: Encode, marked: str, inside: bool) -> Piece:
+        text = unescape(marked)
         anchor, ids = self._encode_inside(encode, text) if inside else ("", encode(text))
         return Piece(marked, text, ids, anchor)
 
-    def _encode_inside(
-        self, encode: Callable[[str], Sequence[int]], text: str
-    ) -> tuple[str, Sequence[int]]:
+    def _encode_inside(self, encode: Encode, text: str) -> tuple[str, Sequence[int]]:
         """Encode `text` as it reads in the middle of a text; with what was put in front for that.
 
         SentencePiece-like tokenizers put a space in front of a text. With something else in
@@ -139,8 +162,8 @@ class Encoder:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def _encode_spans(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    def _encode_spans(self, text: str) -> list[int]:
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
         return [place for span in encoding.offsets for place in span]
 
     def _encode_as_data(self) -> dict[str, Sequence[int]]:
@@ -182,7 +205,8 @@ class Encoder:
 
 def _start(spans: Sequence[int], token: int) -> int:
     """The character at which a token begins; what no token covers counts to the next one."""
-    return min(spans[2 * token - 1 : 2 * token + 1])
+    token = min(token, len(spans) // 2)  # tokens that are added at the end begin there
+    return min(spans[2 * token - 1 : 2 * token + 1]) if token else 0
 
 
 def _may_swallow(other: str, token: str) -> bool:

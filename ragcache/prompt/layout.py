@@ -74,6 +74,7 @@ class ChatTokens(TokenizedPrompt):
     pieces: list[Piece]
     template: ChatTemplate
     encoder: Encoder
+    scope: str  # in which its pieces are remembered
 
     def layout(self) -> PromptLayout:
         """The parts that `segments.outline` finds; found once."""
@@ -83,7 +84,7 @@ class ChatTokens(TokenizedPrompt):
         """The character of the client's string, if the segment ends with one."""
         segments = self._layout.segments
         number = bisect_right(segments[:-1], token, key=lambda segment: segment.end)
-        character = self.encoder.find_character(self.pieces, token)
+        character = self.encoder.find_character(self.pieces, token, self.scope)
         return segments[number].name, max(0, character - self._content_start(number))
 
     @cached_property
@@ -94,7 +95,8 @@ class ChatTokens(TokenizedPrompt):
     def _layout(self) -> PromptLayout:
         parts, breakpoints = self._outline
         places = sorted({end for _, end, _ in parts} | {end for end in breakpoints if end})
-        tokens = dict(zip(places, self.encoder.count_tokens(self.pieces, places), strict=True))
+        counts = self.encoder.count_tokens(self.pieces, places, self.scope)
+        tokens = dict(zip(places, counts, strict=True))
         ends = [tokens[part.end] for part in parts]
         names = [part.name for part in parts]
         segments = tuple(map(Segment, names, [0, *ends[:-1]], ends))

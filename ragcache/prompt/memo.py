@@ -8,11 +8,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-_ENTRY_OVERHEAD = 200  # bytes of one entry besides its text and ids: array header, links, slot
+_ENTRY_OVERHEAD = 250  # bytes of one entry besides strings and ids: key, array header, links, slot
+_MAX_SHARE = 8  # an entry takes at most this part of the memo: one text must not empty it
 
 
 class EncodingMemo:
     """The most recently used results of `encode`, up to a number of bytes.
+
+    A result is only found again in the scope that it was made in. Whoever is in another one
+    cannot tell from the time that it takes whether a text was encoded before.
 
     Safe to use from several threads; two that miss the same text at once both encode it.
     """
@@ -21,28 +25,30 @@ class EncodingMemo:
         self._encode = encode
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: OrderedDict[str, array[int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._lock = Lock()
 
-    def __call__(self, text: str) -> Sequence[int]:
+    def __call__(self, text: str, scope: str = "") -> Sequence[int]:
         """Token ids of `text`."""
+        key = scope, text
         with self._lock:
-            if (known := self._entries.get(text)) is not None:
-                self._entries.move_to_end(text)
+            if (known := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
                 return known
         ids = array("I", self._encode(text))
         with self._lock:
-            self._insert(text, ids)
+            self._insert(key, ids)
         return ids
 
-    def _insert(self, text: str, ids: array[int]) -> None:
-        if text in self._entries:
+    def _insert(self, key: tuple[str, str], ids: array[int]) -> None:
+        size = _size(key, ids)
+        if key in self._entries or size > self._max_bytes // _MAX_SHARE:
             return
-        self._entries[text] = ids
-        self._bytes += _size(text, ids)
+        self._entries[key] = ids
+        self._bytes += size
         while self._bytes > self._max_bytes:
             self._bytes -= _size(*self._entries.popitem(last=False))
 
 
-def _size(text: str, ids: array[int]) -> int:
-    return sys.getsizeof(text) + len(ids) * ids.itemsize + _ENTRY_OVERHEAD
+def _size(key: tuple[str, str], ids: array[int]) -> int:
+    return sum(map(sys.getsizeof, key)) + len(ids) * ids.itemsize + _ENTRY_OVERHEAD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -25,6 +25,9 @@ from ragcache.types import ChatPrompt
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20  # characters; some tenths of a second of work
+_VALUE_SIZE = 16  # characters that a value in a tool or call costs besides its own
+
 
 class PromptTokenizer:
     """Prompts to tokens and back with one tokenizer. Safe to use from several threads.
@@ -43,12 +46,15 @@ class PromptTokenizer:
         self.vocabulary = Vocabulary(backend)
         special_texts = map(str, tokenizer.special_tokens_map.values())
         template_text = "\0".join([self.template.source, *special_texts])
-        self._encoder = Encoder(backend, self.template.control, template_text)
+        self._encoder = Encoder(backend, self.vocabulary, self.template.control, template_text)
         self._length_bound = LengthBound(backend)
 
-    def encode_chat(self, prompt: ChatPrompt, max_tokens: int | None = None) -> TokenizedPrompt:
+    def encode_chat(
+        self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
+    ) -> TokenizedPrompt:
         """Render and encode a conversation, with the generation prompt at its end.
 
+        Encodings of its parts are remembered for prompts of the same `scope`.
         Control tokens in the client's strings are ordinary text. Raises InvalidRequest for what
         the chat template cannot render, ContextLengthExceeded for more than `max_tokens` tokens,
         without encoding where the length of the text leaves no doubt.
@@ -57,11 +63,19 @@ class PromptTokenizer:
         rendered = self.template.render(conversation)
         text = self.template.control.unmark(rendered)
         self._refuse_certain_excess(text, max_tokens, "messages")
-        pieces = self._encoder.pieces(rendered)
+        pieces = self._encoder.pieces(rendered, scope)
         ids = list(chain.from_iterable(piece.ids for piece in pieces))
         _refuse_excess(len(ids), max_tokens, "messages")
         return ChatTokens(
-            ids, text, prompt, conversation, rendered, pieces, self.template, self._encoder
+            token_ids=ids,
+            text=text,
+            prompt=prompt,
+            conversation=conversation,
+            rendered=rendered,
+            pieces=pieces,
+            template=self.template,
+            encoder=self._encoder,
+            scope=scope,
         )
 
     def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
@@ -75,7 +89,7 @@ class PromptTokenizer:
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         _refuse_excess(len(ids), max_tokens, "prompt")
-        find_character = partial(self._encoder.find_raw_character, text)
+        find_character = partial(self._encoder.find_raw_character, text, ids)
         return PlainPrompt(ids, text, find_character)
 
     def read_tokens(self, token_ids: Sequence[int]) -> TokenizedPrompt:
@@ -91,11 +105,15 @@ class PromptTokenizer:
 
 
 class TokenizerPool:
-    """A PromptTokenizer on a few threads of its own, for use from an event loop."""
+    """A PromptTokenizer on a few threads of its own, for use from an event loop.
+
+    Large prompts have a single thread to themselves, so that the others never wait for them.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, workers: int = 2) -> None:
         self.prompts = PromptTokenizer(tokenizer)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -103,26 +121,27 @@ class TokenizerPool:
         return self.prompts.template.tool_format
 
     async def encode_chat(
-        self, prompt: ChatPrompt, max_tokens: int | None = None
+        self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
     ) -> TokenizedPrompt:
         """`PromptTokenizer.encode_chat` on a thread."""
-        return await self._run(self.prompts.encode_chat, prompt, max_tokens)
+        is_large = _is_large_chat(prompt)
+        return await self._run(is_large, self.prompts.encode_chat, prompt, max_tokens, scope)
 
     async def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
         """`PromptTokenizer.encode_text` on a thread."""
-        return await self._run(self.prompts.encode_text, text, max_tokens)
+        return await self._run(_is_large(text), self.prompts.encode_text, text, max_tokens)
 
     async def read_tokens(self, token_ids: Sequence[int]) -> TokenizedPrompt:
         """`PromptTokenizer.read_tokens` on a thread."""
-        return await self._run(self.prompts.read_tokens, token_ids)
+        return await self._run(_is_large(token_ids), self.prompts.read_tokens, token_ids)
 
     async def layout(self, prompt: TokenizedPrompt) -> PromptLayout:
         """`TokenizedPrompt.layout` on a thread."""
-        return await self._run(prompt.layout)
+        return await self._run(_is_large(prompt.text), prompt.layout)
 
     async def place(self, prompt: TokenizedPrompt, token: int) -> tuple[str, int]:
         """`TokenizedPrompt.place` on a thread."""
-        return await self._run(prompt.place, token)
+        return await self._run(_is_large(prompt.text), prompt.place, token)
 
     def detokenizer(self, visible: Collection[str] = ()) -> Detokenizer:
         """A new detokenizer, for one choice; `visible` special tokens are part of its text."""
@@ -134,10 +153,34 @@ class TokenizerPool:
 
     def close(self) -> None:
         """End the threads; prompts that still wait for one are dropped."""
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, self._large):
+            threads.shutdown(cancel_futures=True)
 
-    async def _run(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+    async def _run(self, is_large: bool, work: Callable[..., T], *args: object) -> T:
+        threads = self._large if is_large else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+
+
+def _is_large(prompt: Sized) -> bool:
+    return len(prompt) > _LARGE
+
+
+def _is_large_chat(prompt: ChatPrompt) -> bool:
+    """Whether the strings and values of a conversation add up to a large prompt.
+
+    Iterative and ended early, since it runs on the event loop with what a client sent.
+    """
+    messages = ([m.content, m.name, m.tool_calls] for m in prompt.messages)
+    rest: list[Any] = [*messages, prompt.tools, prompt.template_options]
+    size = 0
+    while rest and size <= _LARGE:
+        value = rest.pop()
+        size += _VALUE_SIZE + (len(value) if isinstance(value, str) else 0)
+        if isinstance(value, Mapping):
+            rest += chain.from_iterable(value.items())
+        elif isinstance(value, list | tuple):
+            rest += value
+    return size > _LARGE
 
 
 def _keep_whole_spans(post_processor: Any) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from ragcache.prompt.control import ControlTokens
 from ragcache.prompt.encoder import Encoder, Piece
 from ragcache.prompt.memo import EncodingMemo
 from ragcache.prompt.tokenize import PromptTokenizer
+from ragcache.prompt.vocabulary import Vocabulary
 
 Build = Callable[[str, str], Any]
 
@@ -24,7 +25,8 @@ def encode(encoder: Encoder, text: str) -> list[int]:
 
 def make_encoder(build: Build, family: str, *specials: str) -> Encoder:
     tokenizer = build(family, "chatml").backend_tokenizer
-    return Encoder(tokenizer, ControlTokens(hidden=specials), "".join(specials))
+    control = ControlTokens(hidden=specials)
+    return Encoder(tokenizer, Vocabulary(tokenizer), control, "".join(specials))
 
 
 @pytest.mark.parametrize(
@@ -80,15 +82,88 @@ def test_tokens_that_reach_across_an_end_belong_to_what_follows(
     assert encoder.count_tokens(pieces, ends) == [0, 0, 1, 2, 3, 3, 4, 5, 6]
 
 
-def test_places_in_a_text_are_found_without_encoding_it_again(
+def test_places_in_byte_level_text_are_found_without_encoding_it_again(
     smollm2_prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = smollm2_prompts._encoder
-    pieces = encoder.pieces("<|im_start|>user\nfound once<|im_end|>")
-    counts = encoder.count_tokens(pieces, [20, 22])
+    pieces = encoder.pieces("<|im_start|>user\nfound once\n<|im_end|>")
+    raw_ids = encoder.encode_raw("so is 東京")
     monkeypatch.setattr(encoder, "_tokenizer", None)
-    assert encoder.count_tokens(pieces, [20, 22]) == counts
+    assert encoder.count_tokens(pieces, [17, 22, 27, 28]) == [3, 4, 5, 6]
     assert encoder.find_character(pieces, 3) == len("<|im_start|>user\n")
+    assert encoder.find_raw_character("so is 東京", raw_ids, 2) == len("so is")
+
+
+def test_places_in_other_text_are_remembered_in_their_scope(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = make_encoder(build, "wordpiece", "<s>", "</s>")
+    encoded: list[str] = []
+    original = encoder._remembered_spans._encode
+    monkeypatch.setattr(
+        encoder._remembered_spans, "_encode", lambda text: encoded.append(text) or original(text)
+    )
+    pieces = encoder.pieces("the dog")
+    for scope in ("a", "b", "a", "b"):
+        assert encoder.count_tokens(pieces, [3], scope) == [1]
+        assert encoder.find_character(pieces, 1, scope) == 3
+    assert encoded == ["the dog"] * 2
+
+
+def variants(build: Build) -> Iterator[Tokenizer]:
+    """All families, and byte-level ones whose tokens are not always the bytes of the text."""
+    for family in ("byte_level", "metaspace", "prepending", "unigram", "wordpiece"):
+        yield build(family, "chatml").backend_tokenizer
+    for normalizer in (normalizers.NFC(), normalizers.NFKC()):
+        tokenizer = copy.deepcopy(build("byte_level", "chatml").backend_tokenizer)
+        tokenizer.normalizer = normalizer
+        yield tokenizer
+    tokenizer = copy.deepcopy(build("byte_level", "chatml").backend_tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    yield tokenizer
+
+
+def test_places_told_by_bytes_are_those_that_encoding_again_tells(build: Build) -> None:
+    control = ControlTokens(hidden=["<|im_end|>", "</s>"])
+    borders = "<|im_start|><|im_end|><s></s>"
+    pairs = []
+    for tokenizer in variants(build):
+        encoders = [Encoder(tokenizer, Vocabulary(tokenizer), control, borders) for _ in range(2)]
+        encoders[1]._offsets._is_known = False
+        pairs.append(encoders)
+    words = ["<|im_start|>", "<|im_end|>", "</s>", " ", "\n", "dog", " isn't", "é", "e\u0301"]
+    words += ["東京", "😀", "  ", ".\n\n", "\u0958", "\u212b", "ﬁ", "▁", "☃", "\u0301", "\ufdd1"]
+    texts = st.lists(st.sampled_from([*words, *map(control.mark, words)]), max_size=8)
+
+    @settings(deadline=None)
+    @given(texts.map("".join), st.data())
+    def check(text: str, data: st.DataObject) -> None:
+        ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+        for by_bytes, by_spans in pairs:
+            pieces = by_bytes.pieces(text)
+            assert by_bytes.count_tokens(pieces, ends) == by_spans.count_tokens(pieces, ends)
+            for token in range(sum(len(piece.ids) for piece in pieces) + 1):
+                found = by_bytes.find_character(pieces, token)
+                assert found == by_spans.find_character(pieces, token)
+            ids = by_bytes.encode_raw(text)
+            for token in range(len(ids) + 1):
+                found = by_bytes.find_raw_character(text, ids, token)
+                assert found == by_spans.find_raw_character(text, ids, token)
+
+    check()
+
+
+def test_tokens_that_are_added_around_raw_text_are_at_its_ends(build: Build) -> None:
+    tokenizer = copy.deepcopy(build("byte_level", "chatml").backend_tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A <|eot|>", special_tokens=[("<|bos|>", 0), ("<|eot|>", 5)]
+    )
+    encoder = Encoder(tokenizer, Vocabulary(tokenizer), ControlTokens(hidden=[]), "")
+    ids = encoder.encode_raw("the dog")
+    encoder._tokenizer = None
+    places = [encoder.find_raw_character("the dog", ids, token) for token in range(len(ids))]
+    assert (places[:2], places[-1]) == ([0, 0], len("the dog"))
+    assert places == sorted(places)
 
 
 def test_every_token_begins_where_the_text_of_the_tokens_before_it_ends(
@@ -156,14 +231,28 @@ def test_what_goes_before_a_text_to_encode_it_does_not_shift_its_places(
 
 def test_the_memo_forgets_the_least_recently_used_and_stays_within_its_bytes() -> None:
     calls: list[str] = []
-    memo = EncodingMemo(lambda text: calls.append(text) or [1, 2, 3], max_bytes=700)
-    for text in ("a", "b", "a", "c"):  # an entry takes more than 200 bytes: two fit
+    memo = EncodingMemo(lambda text: calls.append(text) or [1, 2, 3], max_bytes=9 * 380)
+    texts = list("abcdefghi")  # an entry takes some 360 bytes: nine fit
+    for text in (*texts, "a", "j"):
         assert list(memo(text)) == [1, 2, 3]
-    assert calls == ["a", "b", "c"]
+    assert calls == [*texts, "j"]
     memo("a")
-    assert calls == ["a", "b", "c"]
+    assert calls == [*texts, "j"]
     memo("b")
-    assert calls == ["a", "b", "c", "b"]
-    memo("x" * 1000)
-    memo("x" * 1000)
-    assert calls[-2:] == ["x" * 1000] * 2
+    assert calls == [*texts, "j", "b"]
+
+
+def test_a_text_that_would_fill_the_memo_is_not_kept_and_drives_nothing_out() -> None:
+    calls: list[str] = []
+    memo = EncodingMemo(lambda text: calls.append(text) or [1], max_bytes=8000)
+    for text in ("a", "x" * 1000, "a", "x" * 1000):
+        memo(text)
+    assert calls == ["a", "x" * 1000, "x" * 1000]
+
+
+def test_what_was_encoded_in_one_scope_is_encoded_again_in_another() -> None:
+    calls: list[str] = []
+    memo = EncodingMemo(lambda text: calls.append(text) or [1])
+    for text, scope in (("bc", "a"), ("bc", "b"), ("c", "ab"), ("bc", "a"), ("bc", "b")):
+        assert list(memo(text, scope)) == [1]
+    assert calls == ["bc", "bc", "c"]

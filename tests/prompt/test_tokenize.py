@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,6 +149,51 @@ async def test_the_event_loop_runs_while_a_huge_prompt_is_encoded(
         turns += 1
     assert len((await encoding).token_ids) > 100_000
     assert turns > 20
+
+
+def test_a_conversation_is_remembered_only_in_its_scope(
+    smollm2_prompts: PromptTokenizer, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    memo = smollm2_prompts._encoder._remembered
+    original = memo._encode
+    monkeypatch.setattr(memo, "_encode", lambda text: encoded.append(text) or original(text))
+    for scope in ("one tenant", "another", "one tenant", "another"):
+        smollm2_prompts.encode_chat(chat("a passage"), scope=scope)
+    assert encoded.count("user\na passage") == 2
+
+
+async def test_large_prompts_leave_the_threads_to_small_ones(
+    smollm2: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = TokenizerPool(smollm2, workers=1)
+    huge, release = "x" * 1_100_000, threading.Event()
+
+    def hold(encode: Callable[..., Any]) -> Callable[..., Any]:
+        def encode_unless_huge(prompt: Any, *options: Any) -> Any:
+            return release.wait() if huge in str(prompt) else encode(prompt, *options)
+
+        return encode_unless_huge
+
+    for method in ("encode_chat", "encode_text"):
+        monkeypatch.setattr(pool.prompts, method, hold(getattr(pool.prompts, method)))
+    call = {"function": {"name": "f", "arguments": huge}}
+    large = [
+        pool.encode_text(huge),
+        pool.encode_chat(chat("hi", huge)),
+        pool.encode_chat(chat("hi", Message("assistant", "", tool_calls=(call,)))),
+        pool.encode_chat(chat("hi", tools=[{"function": {"name": "f", "enum": [huge]}}])),
+        pool.encode_chat(chat("hi", title=huge)),
+    ]
+    waiting = [asyncio.ensure_future(encoding) for encoding in large]
+    try:
+        small = await asyncio.wait_for(pool.encode_chat(chat("small")), timeout=20)
+        assert (await pool.layout(small)).segments[-1].end == len(small.token_ids)
+        assert not any(encoding.done() for encoding in waiting)
+    finally:
+        release.set()
+        await asyncio.gather(*waiting)
+        pool.close()
 
 
 async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
