@@ -34,9 +34,8 @@ from ragcache.engine.model import (
     load_model,
 )
 from ragcache.engine.pool import KVPool, LayerShape
-from ragcache.engine.request import Request, Sequence
+from ragcache.engine.request import Chunk, Request, Sequence
 from ragcache.engine.runner import ModelRunner
-from ragcache.engine.scheduler import Chunk
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prompt.grammar import GrammarCompiler

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ragcache.engine.logprobs import prompt_logprobs
-from ragcache.engine.request import Request, Sequence
+from ragcache.engine.request import Chunk, Request, Sequence
 from ragcache.engine.sampler import Sampled, sample
-from ragcache.engine.scheduler import Chunk, Scheduler
+from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import GenerationFailed
 from ragcache.types import (
     Admitted,
@@ -62,14 +62,14 @@ class Answers:
         unborn = [] if request.branched else range(1, request.sampling.n)
         self._events += [(request_id, Finished(i, FinishReason.ABORT, 0)) for i in unborn]
         for sequence in list(request.sequences):
-            self._finish(sequence, FinishReason.ABORT)
+            self._cut(sequence, FinishReason.ABORT)
 
     def finish(self, request_id: str, index: int) -> None:
         """End one choice because its text is complete."""
         request = self._requests.get(request_id)
         for sequence in list(request.sequences) if request else []:
             if sequence.index == index:
-                self._finish(sequence, FinishReason.STOP)
+                self._cut(sequence, FinishReason.STOP)
 
     def announce(self, sequence: Sequence, hit_tokens: int) -> None:
         """Tell and count a request's hit once; coming back after preemption is not news."""
@@ -126,8 +126,8 @@ class Answers:
     def _complete(self, part: _Part, logits: Tensor) -> list[Sequence]:
         """Use what concerns the prompt; returns the choices that a token is sampled for."""
         chunk, sequence = part.chunk, part.chunk.sequence
-        if sequence not in sequence.request.sequences:
-            return []  # it has failed
+        if sequence.ended:
+            return []  # its request has failed
         if sequence.request.lacks_prompt_logprobs:
             self._collect(chunk, logits[part.start : part.stop])
         if not chunk.samples:
@@ -163,7 +163,7 @@ class Answers:
             return True
         forced = self._forced(sequence)
         self._append(sequence, forced)
-        return bool(forced) or sequence not in sequence.request.sequences
+        return bool(forced) or sequence.ended
 
     @staticmethod
     def _forced(sequence: Sequence) -> list[int]:
@@ -173,7 +173,7 @@ class Answers:
         return sequence.constraint.forced()
 
     def _continue(self, sequence: Sequence, sampled: Sampled) -> None:
-        if sequence not in sequence.request.sequences:
+        if sequence.ended:
             return  # another choice of the request has failed
         tokens = [sampled.token_id]
         if sequence.constraint is not None:
@@ -204,8 +204,17 @@ class Answers:
             self._finish(sequence, FinishReason.LENGTH)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        request = sequence.request
+        """End a choice that is complete."""
+        self._scheduler.close(sequence)
+        self._end(sequence, reason)
+
+    def _cut(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a choice from outside, wherever it is."""
         self._scheduler.remove(sequence)
+        self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = sequence.request
         request.sequences.remove(sequence)
         event = Finished(sequence.index, reason, sequence.num_output)
         self._events.append((request.id, event))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ragcache_kernels.interface import StepLayout
 from torch import Tensor
 
-from ragcache.engine.scheduler import Chunk
+from ragcache.engine.request import Chunk
 from ragcache.prefix.cache import PrefixCache
 
 Slots = NDArray[np.int64]

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from ragcache.engine.answers import Answers, Events
 from ragcache.engine.batch import build_batch
-from ragcache.engine.request import Request
+from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import Runner
-from ragcache.engine.scheduler import Chunk, Scheduler
+from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
 from ragcache.types import EngineStats
 
@@ -96,15 +96,15 @@ class Engine:
                 self._take_commands()
                 self._step()
                 self._flush()
-        except Exception as cause:
+        except Exception:
             log.exception("the engine thread died")
-            error = EngineUnavailable(f"the engine died: {type(cause).__name__}: {cause}")
+            error = EngineUnavailable("the engine has failed; the server's log tells why")
         self.failure = error
         self._sink.fail(error)
         self._fail_replies(error)
 
     def _take_commands(self) -> None:
-        if not (self._scheduler.running or self._scheduler.waiting):
+        if not self._scheduler.busy:
             self._wait()
         while not self._inbox.empty():
             self._inbox.get()()
@@ -173,11 +173,13 @@ class Engine:
             sequence.num_computed += chunk.count
             self._computed_tokens += chunk.count
             self._cache.commit(sequence.row, sequence.num_computed)
+            if sequence.ended:  # this was the step that it stayed for
+                self._scheduler.remove(sequence)
 
     def _snapshot(self) -> EngineStats:
         scheduler, cache = self._scheduler, self._cache
         return EngineStats(
-            running=len(scheduler.running),
+            running=len(scheduler.running) + len(scheduler.closing),
             waiting=len(scheduler.waiting),
             pool=cache.counts(),
             block_size=cache.block_size,

@@ -91,6 +91,11 @@ class Sequence:
         request.sequences.append(self)
 
     @property
+    def ended(self) -> bool:
+        """Whether its last event is out: nothing more is sampled for it."""
+        return self not in self.request.sequences
+
+    @property
     def remaining(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.tokens) - self.num_computed
@@ -118,3 +123,23 @@ class Sequence:
     def output(self) -> list[int]:
         """The tokens behind the prompt."""
         return self.tokens[self.prompt_len :]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of one sequence, from its token number `start`."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the last token, so that a new one is sampled."""
+        reaches = self.start + self.count == len(self.sequence.tokens)
+        return reaches and not self.sequence.ended
+
+    @property
+    def num_logits(self) -> int:
+        """How many rows of logits are wanted, the chunk's last ones."""
+        return self.count if self.sequence.request.lacks_prompt_logprobs else int(self.samples)

@@ -16,14 +16,16 @@ Trade-offs of the policy:
   until these are published: a burst of N agents pays for one prefill of the common prefix.
 - When blocks run out, the sequence admitted last is preempted: its blocks are released and it
   waits at the front of the queue. What it computed usually is still cached when it resumes.
+- A sequence that ends behind forced tokens runs them in one more step where that publishes a
+  block, because the conversation's next turn begins with them. It has what is left: it preempts
+  nobody, gives its blocks back first, and without room it ends at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
-from ragcache.engine.request import Sequence
+from ragcache.engine.request import Chunk, Sequence
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import shared_blocks
 from ragcache.prefix.rows import Plan
@@ -31,25 +33,6 @@ from ragcache.prefix.rows import Plan
 LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
 SHORT_RUN = 16  # forced tokens that still go with the decodes
 MAX_LOGITS = 256  # rows of one chunk; a row of logits is far larger than one of hidden states
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`count` tokens of one sequence, from its token number `start`."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the last token, so that a new one is sampled."""
-        return self.start + self.count == len(self.sequence.tokens)
-
-    @property
-    def num_logits(self) -> int:
-        """How many rows of logits are wanted, the chunk's last ones."""
-        return self.count if self.sequence.request.lacks_prompt_logprobs else int(self.samples)
 
 
 class Scheduler:
@@ -61,8 +44,14 @@ class Scheduler:
         self.max_running = max_running
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
+        self.closing: list[Sequence] = []  # ended; the next step computes their last whole blocks
         self.admitted: list[tuple[Sequence, int]] = []  # with hit tokens, since last taken
         self.preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to schedule."""
+        return bool(self.running or self.closing or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -81,12 +70,21 @@ class Scheduler:
         sequence.num_computed = source.num_computed
         self.running.append(sequence)
 
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence whose tokens are complete, maybe after one more step."""
+        # The last token of an answer never has KV; only forced ones leave more to compute.
+        forced = sequence.remaining > 1 and sequence in self.running
+        if forced and self.cache.share and self._whole(sequence) > sequence.num_computed:
+            self.running.remove(sequence)
+            self.closing.append(sequence)
+        else:
+            self.remove(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence in whatever state it is; removing it again does nothing."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        for sequences in (self.running, self.closing, self.waiting):
+            if sequence in sequences:
+                sequences.remove(sequence)
         self.cache.release(sequence.row)
 
     def take_admitted(self) -> list[tuple[Sequence, int]]:
@@ -96,12 +94,13 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Choose the next step; empty when nothing can run."""
-        decodes = self._decodes()
-        budget = self.max_batch_tokens - sum(chunk.count for chunk in decodes)
+        first = self._decodes()
+        first += self._last_chunks(self.max_batch_tokens - _total(first))
+        budget = self.max_batch_tokens - _total(first)
         self._admit(budget)
-        decoding = {chunk.sequence for chunk in decodes}
-        pending = [sequence for sequence in self.running if sequence not in decoding]
-        return decodes + self._prefills(pending, budget)
+        served = {chunk.sequence for chunk in first}
+        pending = [sequence for sequence in self.running if sequence not in served]
+        return first + self._prefills(pending, budget)
 
     def _decodes(self) -> list[Chunk]:
         sequences = self._grown()
@@ -133,14 +132,36 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for all tokens, preempting later sequences; False when itself is."""
         while not self.cache.grow(sequence.row, len(sequence.tokens)):
-            victim = self.running.pop()
-            self.cache.release(victim.row)
-            victim.num_computed = 0
-            self.waiting.appendleft(victim)
-            self.preemptions += 1
-            if victim is sequence:
+            if self.closing:
+                self.remove(self.closing[-1])
+            elif self._preempt() is sequence:
                 return False
         return True
+
+    def _preempt(self) -> Sequence:
+        victim = self.running.pop()
+        self.cache.release(victim.row)
+        victim.num_computed = 0
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        return victim
+
+    def _last_chunks(self, budget: int) -> list[Chunk]:
+        """Chunks that complete the last whole blocks of the closing sequences that have room."""
+        chunks: list[Chunk] = []
+        for sequence in self.closing.copy():
+            whole = self._whole(sequence)
+            count = whole - sequence.num_computed
+            if count <= budget and self.cache.grow(sequence.row, whole):
+                chunks.append(Chunk(sequence, sequence.num_computed, count))
+                budget -= count
+            else:
+                self.remove(sequence)
+        return chunks
+
+    def _whole(self, sequence: Sequence) -> int:
+        """Leading tokens that fill whole blocks which may be published."""
+        return sequence.publishable // self.cache.block_size * self.cache.block_size
 
     def _prefilling(self) -> list[Sequence]:
         return [sequence for sequence in self.running if not self._decoding(sequence)]
@@ -189,7 +210,7 @@ class Scheduler:
         return sequence.plan
 
     def _held_back(self, sequence: Sequence) -> bool:
-        """Whether a running prefill is about to publish blocks that `sequence` can use."""
+        """Whether what runs is about to publish blocks that `sequence` can use."""
         if not self.cache.share:
             return False
         size = self.cache.block_size
@@ -197,7 +218,7 @@ class Scheduler:
         return any(
             min(self._shared(sequence, leader), readable, leader.publishable // size) * size
             > leader.num_computed
-            for leader in self._prefilling()
+            for leader in (*self._prefilling(), *self.closing)
             if leader.request.namespace == sequence.request.namespace
         )
 
@@ -230,3 +251,7 @@ class Scheduler:
         self.running.append(sequence)
         self.admitted.append((sequence, row.hit_tokens))
         return True
+
+
+def _total(chunks: list[Chunk]) -> int:
+    return sum(chunk.count for chunk in chunks)

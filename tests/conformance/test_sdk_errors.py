@@ -170,7 +170,7 @@ def test_a_model_that_breaks_is_an_exception_in_a_stream_and_a_503_from_then_on(
         stream = iter(wire.create(client, stream=True, max_tokens=5000))
         next(stream)
         gateway.script.fail = True
-        with pytest.raises(wire.sdk.APIError, match="the engine died"):
+        with pytest.raises(wire.sdk.APIError, match="the engine has failed"):
             list(stream)
         for streamed in (False, True):
             with pytest.raises(wire.sdk.InternalServerError) as caught:

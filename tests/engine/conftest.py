@@ -164,7 +164,7 @@ class Bench:
     def drain(self, limit: int = 2000) -> dict[str, Outcome]:
         self.step()
         for _ in range(limit):
-            if not (self.scheduler.running or self.scheduler.waiting):
+            if not self.scheduler.busy:
                 counts = self.cache.counts()
                 assert counts.held == 0
                 return self.sink.outcomes

@@ -122,7 +122,7 @@ def test_max_tokens_cuts_a_forced_run(bench, steps, limit):
 
 
 def test_a_wholly_forced_answer_needs_the_prompt_alone(bench, steps):
-    engine = bench()
+    engine = bench(share=False)
     engine.submit("a", PROMPT, max_tokens=40, grammar=steps(RUN))
     outcome = engine.drain()["a"]
     assert outcome.tokens[0] == [20, 21, 22, 23, 24, 25]

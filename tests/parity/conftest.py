@@ -15,9 +15,9 @@ from ragcache.engine.answers import Answers
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
-from ragcache.engine.request import Request
+from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import ModelRunner
-from ragcache.engine.scheduler import Chunk, Scheduler
+from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import Prefilled, SamplingParams, Token, TokenLogprob
@@ -196,7 +196,7 @@ class Pair:
         sampling = SamplingParams(count, **{"temperature": 0.0, **options})
         for name, prompt in prompts.items():
             engine._answers.add(Request(name, prompt, sampling, b"n", frozenset(), grammar))
-        while engine._scheduler.running or engine._scheduler.waiting:
+        while engine._scheduler.busy:
             engine._step()
             engine._flush()
             engine._cache.check()
