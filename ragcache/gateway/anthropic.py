@@ -42,7 +42,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = await read_body(request, PromptFields)
     serving = request.app[BACKEND].serving_model(body.model)
     prompt = await off_loop(request, body.prompt)
-    return web.json_response({"input_tokens": await serving.count_tokens(prompt)})
+    return web.json_response({"input_tokens": await serving.count_tokens(prompt, request[TENANT])})
 
 
 async def _whole(deltas: Exchange, reply: MessageReply) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Serving:
             EngineUnavailable: when the engine has stopped.
         """
         self._client.require_room()  # before the work of tokenizing, not only after it
-        prompt = await self._encode(request.prompt)
+        prompt = await self._encode(request)
         self._check(prompt.token_ids, _field(request.prompt))
         sampling = self._resolve(request.sampling, len(prompt.token_ids))
         grammar = await self._grammar(request)
@@ -108,13 +108,13 @@ class Serving:
         )
         return Generation(prompted, self._client.submit(engine_request), self._tokenizer)
 
-    async def count_tokens(self, prompt: ChatPrompt) -> int:
+    async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
         """The length of a rendered conversation; needs no room in the engine.
 
         Raises ContextLengthExceeded for one that is longer than several contexts.
         """
-        limit = COUNTED * self.max_model_len
-        return len((await self._tokenizer.encode_chat(prompt, max_tokens=limit)).token_ids)
+        limit, scope = COUNTED * self.max_model_len, namespace_name(self._owner(tenant)).hex()
+        return len((await self._tokenizer.encode_chat(prompt, limit, scope)).token_ids)
 
     def explanation(self, request_id: str, tenant: str) -> Explanation:
         """Why the prompt of a recent request hit as far as it did.
@@ -200,11 +200,13 @@ class Serving:
             placed.reach if request.explicit_caching else None,
         )
 
-    async def _encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> TokenizedPrompt:
+    async def _encode(self, request: GenerateRequest) -> TokenizedPrompt:
+        prompt, limit = request.prompt, self.max_model_len
         if isinstance(prompt, ChatPrompt):
-            return await self._tokenizer.encode_chat(prompt, max_tokens=self.max_model_len)
+            scope = self._namespace(request).hex()
+            return await self._tokenizer.encode_chat(prompt, limit, scope)
         if isinstance(prompt, str):
-            return await self._tokenizer.encode_text(prompt, max_tokens=self.max_model_len)
+            return await self._tokenizer.encode_text(prompt, limit)
         self._check(list(prompt), "prompt")
         return await self._tokenizer.read_tokens(prompt)
 

@@ -159,7 +159,7 @@ class FakeServing:
         self.generations.append(FakeGeneration(self, request))
         return self.generations[-1]
 
-    async def count_tokens(self, prompt: ChatPrompt) -> int:
+    async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
         return words(prompt)
 
     def ready(self) -> str | None:
