@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,10 @@ from ragcache.types import ToolCall
 
 _CALLS = "tool_calls"
 _IN_STRING = regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)
+_BRACKET = regex.compile(r'(?P<quote>")|[\[\]{}]')
+_NEXT_ENTRY = regex.compile(r"\s*[\[,]\s*")
 _PREFIX_END = 100  # characters; the markup that opens the reasoning is shorter
+_MAX_SPACE = 8  # characters of white space that wait for a call
 
 
 class CallReader:
@@ -42,6 +46,16 @@ class CallReader:
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
+    def read_cut(self, markup: str, content: int) -> tuple[list[ToolCall] | None, int]:
+        """The calls in a list that begins at `content` and was cut off, and where they end."""
+        end, decoder = content, json.JSONDecoder()
+        while comma := _NEXT_ENTRY.match(markup, end):
+            try:
+                _, end = decoder.raw_decode(markup, comma.end())
+            except (ValueError, RecursionError):
+                break
+        return (self.read(markup[:end] + "]") if end > content else None), end
+
     def _call(self, function: Mapping[str, Any]) -> ToolCall:
         name, arguments = function["name"], function["arguments"]
         if name not in self._names or not isinstance(arguments, dict):
@@ -60,7 +74,8 @@ class CallParser:
     whose text is lost. So this class finds where calls begin and end, and gives them away whole.
 
     What is no complete call of one of the `tools` stays text, and so does all that stands in the
-    model's reasoning. White space directly before a call, or after the last one, is dropped.
+    model's reasoning. A little white space directly before a call, or after the last one, is
+    dropped. Of a list that was cut off at the end, the complete calls count.
     Everything is scanned once, also long arguments in small pieces.
     """
 
@@ -72,13 +87,15 @@ class CallParser:
         self._regions = [field for field in fields.values() if _is_region(field)]
         self._closings = {field.name: _closing(field) for field in self._regions}
         self._is_json = _is_json(fields[_CALLS])
+        self._is_list = self._is_json and fields[_CALLS].transform_each
         self._reader = CallReader(format, tools)
         self._text = ""
         self._shown = 0  # characters that were returned, or read as calls
         self._scanned = 0  # characters
         self._in_string = False  # whether what was scanned ends inside a JSON string
         self._region = next((f for f in self._regions if _is_open(f, prefix)), None)
-        self._start = 0  # of the region, with its opening
+        self._start = self._content = 0  # of the region, with and without its opening
+        self._depth = 0  # of brackets, in JSON that has no closing
         self._call_end = -1  # of the last call
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -102,7 +119,7 @@ class CallParser:
                 end = self._find_end(final)
                 if end is None:
                     break
-                calls += self._leave(*end)
+                calls += self._leave(*end, final)
         texts.append(self._take_rest(final))
         return "".join(texts), calls
 
@@ -122,15 +139,20 @@ class CallParser:
             return False
         match, self._region = found
         self._start, self._scanned, self._in_string = match.start(), match.end(), False
+        self._content, self._depth = match.end(), 0
         return True
 
-    def _leave(self, content_end: int, end: int) -> list[ToolCall]:
+    def _leave(self, content_end: int, end: int, final: bool) -> list[ToolCall]:
         """Go behind the present region; return its calls, if that is what it holds."""
-        calls = None
+        calls, calls_end = None, end
         if self._region is not None and self._region.name == _CALLS:
-            calls = self._reader.read(self._text[self._start : content_end])
+            markup = self._text[self._start : content_end]
+            calls = self._reader.read(markup)
+            if calls is None and self._is_list and final and content_end == len(self._text):
+                calls, length = self._reader.read_cut(markup, self._content - self._start)
+                calls_end = self._start + length
         if calls is not None:
-            self._shown = self._call_end = end
+            self._shown = self._call_end = calls_end
         self._region, self._scanned = None, end
         return calls or []
 
@@ -143,12 +165,21 @@ class CallParser:
             if match is None or match.partial:
                 self._scanned = match.start() if match else len(self._text)
                 break
-            if match.groupdict().get("quote") is None:
+            self._scanned = match.end()
+            if match.groupdict().get("quote") is not None:
+                self._in_string = True
+            elif closing is not _BRACKET:
                 return match.start(), match.end()
-            self._scanned, self._in_string = match.end(), True
+            elif self._is_balanced(match[0]):
+                return match.end(), match.end()
         # JSON shows by itself whether it is complete.
         is_end = final and self._region.name == _CALLS and (self._is_json or not closing)
         return (len(self._text), len(self._text)) if is_end else None
+
+    def _is_balanced(self, bracket: str) -> bool:
+        """Whether this bracket ends the JSON that the region holds."""
+        self._depth += 1 if bracket in "{[" else -1
+        return self._depth <= 0
 
     def _leave_string(self) -> bool:
         """Whether the scan stands outside of JSON strings, after going to the end of this one."""
@@ -159,8 +190,10 @@ class CallParser:
         return not self._in_string
 
     def _take(self, end: int) -> str:
-        """Text up to `end`; white space waits for what follows."""
-        text = self._text[self._shown : end].rstrip()
+        """Text up to `end`; the last of its white space waits for what follows."""
+        text = self._text[self._shown : end]
+        space = len(text) - len(text.rstrip())
+        text = text[: len(text) - min(space, _MAX_SPACE)]
         self._shown += len(text)
         return text
 
@@ -168,9 +201,10 @@ class CallParser:
         if not final:
             is_call = self._region is not None and self._region.name == _CALLS
             return "" if is_call else self._take(self._scanned)
-        rest, is_after_call = self._text[self._shown :], self._shown == self._call_end
+        text = self._take(len(self._text))
+        rest = "" if self._shown == self._call_end else self._text[self._shown :]
         self._shown = len(self._text)
-        return "" if is_after_call and rest.isspace() else rest
+        return text + rest
 
 
 def _is_region(field: ResponseTemplateField) -> bool:
@@ -182,9 +216,14 @@ def _is_json(field: ResponseTemplateField) -> bool:
 
 
 def _closing(field: ResponseTemplateField) -> Any:
-    """The pattern of a closing; in JSON, also of the quote that starts a string."""
-    if field.close_re is None or not _is_json(field):
+    """The pattern of a closing; in JSON, also of the quote that starts a string.
+
+    JSON without a closing ends with its last bracket.
+    """
+    if not _is_json(field):
         return field.close_re
+    if field.close_re is None:
+        return _BRACKET
     return regex.compile(f'(?P<quote>")|(?:{field.close_re.pattern})', regex.DOTALL)
 
 

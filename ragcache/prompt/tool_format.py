@@ -113,7 +113,10 @@ _SMOLLM2 = _format(
 _LLAMA3 = _format(
     LLAMA3,
     {"name": "{content.name}", "arguments": "{content.parameters}"},
-    open_pattern=r'(?:\A\s*|<\|python_tag\|>)(?=\s*\{\s*"(?:name|type)"\s*:)',
+    # A second call follows the first, with or without a semicolon.
+    open_pattern=r"(?:(?:\A|(?<=\}))[\s;]{0,8}|<\|python_tag\|>\s{0,8})"
+    r'(?=\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
+    r'"name"\s*:\s*"(?:[^"\\]|\\.){1,200}"\s*,\s*"parameters"\s*:\s*\{)',
 )
 _MISTRAL_LIST = _format(
     MISTRAL_LIST, _ENTRY, open_pattern=r"\[TOOL_CALLS\](?=\s*\[)", transform_each=True
@@ -121,18 +124,22 @@ _MISTRAL_LIST = _format(
 _MISTRAL = _format(
     MISTRAL,
     {"name": "{name}", "arguments": "{content}"},
-    open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]",
-    close_pattern=r"(?=\s*\[TOOL_CALLS\])",
+    open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]"
+    r"(?=\s*\{)",
     repeats=True,
 )
 _QWEN_XML = _format(
     None,
     {"name": "{name}", "arguments": "{content}"},
     open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-    close_pattern=r"</function>\s*</tool_call>",
+    # Not inside of a parameter.
+    close_pattern=r"</function>(?<=(?:</parameter>|<function=[^>\n]+>)\s*</function>)\s*</tool_call>",
     repeats=True,
     content="xml-inline",
-    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    # What is neither a parameter nor white space has no key, which is an error.
+    content_args={
+        "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>|\S"
+    },
 )
 
 # The first form of which a chat template has all strings is its model's.

@@ -173,10 +173,17 @@ def test_what_only_looks_like_a_call_is_text(name: str, text: str, read: Read) -
         ("smollm2", '<tool_call>[{"name": "find", "arguments": {}}, 5]</tool_call>'),
         ("smollm2", '<tool_call>[{"name": "find", "arguments": {}}, {}]</tool_call>'),
         ("llama3", '{"name": "nobody", "parameters": {}}'),
-        ("llama3", '{"name": "find", "parameters": {}}\nI hope this helps.'),
         ("mistral_list", '[TOOL_CALLS] [{"name": "find", "arguments": 3}]'),
         ("mistral", "[TOOL_CALLS]nobody[ARGS]{}"),
         ("qwen_xml", "<tool_call><function=nobody></function></tool_call>"),
+        (
+            "qwen_xml",
+            "<tool_call><function=find><parameter=a>1<parameter=b>2</function></tool_call>",
+        ),
+        (
+            "qwen_xml",
+            "<tool_call><function=find>now<parameter=a>1</parameter></function></tool_call>",
+        ),
     ],
 )
 def test_a_call_that_cannot_be_made_is_text(name: str, text: str, read: Read) -> None:
@@ -207,6 +214,26 @@ def test_a_call_that_is_cut_off_is_text(name: str, forms: Forms) -> None:
     assert parse(forms(name), whole)[1]
 
 
+@pytest.mark.parametrize("name", ["smollm2", "mistral_list"])
+def test_of_a_list_that_is_cut_off_the_complete_calls_count(
+    name: str, forms: Forms, read: Read
+) -> None:
+    syntax = syntax_of(forms(name))
+    calls = [call("find", a="]}, {"), call("save", text=f"{syntax.trigger}find")]
+    whole = syntax.write((made.name, json.loads(made.arguments)) for made in calls)
+    first = len(syntax.write([("find", {"a": "]}, {"})])) - len(syntax.end)
+    complete = len(whole) - len(syntax.end)
+    for length in range(first, complete):
+        assert read(name, whole[:length]) == (whole[first:length], calls[:1])
+    assert read(name, whole[:complete]) == ("", calls)
+
+
+def test_a_list_with_anything_but_calls_in_it_is_text_when_it_is_cut_off_too(read: Read) -> None:
+    for entry in ("5", '{"name": "nobody", "arguments": {}}'):
+        text = f'<tool_call>[{{"name": "find", "arguments": {{}}}}, {entry}, {{"name": '
+        assert read("smollm2", text) == (text, [])
+
+
 def test_json_that_is_complete_needs_no_closing_tag(read: Read) -> None:
     assert read("hermes", '<tool_call>{"name": "find", "arguments": {}}') == ("", [call()])
 
@@ -225,6 +252,86 @@ def test_parameters_in_tags_get_the_types_of_the_tool(read: Read) -> None:
         "",
         [call("save", count="3")],
     )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a </function>\n</tool_call> b",
+        "</function></tool_call>",
+        "<function=find></function>",
+        "<tool_call>\n<function=find>\n</function>",
+    ],
+)
+def test_closing_tags_in_a_parameter_are_its_text(value: str, read: Read) -> None:
+    text = (
+        f"<tool_call>\n<function=save>\n<parameter=text>\n{value}\n</parameter>\n"
+        "<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>"
+    )
+    made = call("save", text=value, count=3)
+    assert read("qwen_xml", f"Hm.\n{text}\n{text}") == ("Hm.", [made, made])
+
+
+def test_a_function_in_tags_needs_no_parameters(read: Read) -> None:
+    for space in ("", "\n"):
+        text = f"<tool_call>{space}<function=find>{space}</function>{space}</tool_call>"
+        assert read("qwen_xml", text) == ("", [call()])
+
+
+def test_several_calls_without_markup_are_told_apart(read: Read) -> None:
+    one = '{"name": "find", "parameters": {"a": "}; {"}}'
+    two = '{"type": "function", "name": "save", "parameters": {}}'
+    calls = [call(a="}; {"), call("save")]
+    for separator in ("; ", ";", "\n", "\n\n", ""):
+        assert read("llama3", f"{one}{separator}{two}") == ("", calls)
+    assert read("llama3", f"<|python_tag|>{one}; {two}") == ("", calls)
+    assert read("llama3", f"{one}\nI hope this helps.") == ("\nI hope this helps.", calls[:1])
+    assert read("llama3", f'{one}; {{"a": 1}}') == ('; {"a": 1}', calls[:1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3", '{"name": "find", "parameters": {"a": [1, "}"]}}'),
+        ("mistral", '[TOOL_CALLS]find[ARGS]{"a": [1, "}"]}'),
+        ("mistral_list", '[TOOL_CALLS] [{"name": "find", "arguments": {"a": [1, "}"]}}]'),
+    ],
+)
+def test_calls_without_a_closing_end_with_their_last_bracket(
+    name: str, text: str, forms: Forms
+) -> None:
+    parser = CallParser(forms(name), TOOLS)
+    assert parser.push(text[:-1]) == ("", [])
+    assert parser.push(text[-1]) == ("", [call(a=[1, "}"])])
+    assert parser.push(" More.") == (" More.", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "Ada", "a', '{"name": 5', '{"type": "o', '{"name": [', "[TOOL_CALLS]find[ARGS]n"],
+)
+def test_text_is_given_away_as_soon_as_it_cannot_be_a_call(text: str, forms: Forms) -> None:
+    parser = CallParser(forms("mistral" if "ARGS" in text else "llama3"), TOOLS)
+    assert parser.push(text[:-1]) == ("", [])
+    assert parser.push(text[-1]) == (text, [])
+
+
+@pytest.mark.parametrize("name", [*NATIVE, "qwen_xml"])
+def test_little_white_space_waits_for_a_call(name: str, forms: Forms) -> None:
+    parser = CallParser(forms(name), TOOLS)
+    shown = "".join(parser.push(piece)[0] for piece in ["Hi", *("\n" * 200)])
+    assert shown == "Hi" + "\n" * 192
+    assert parser.push("you")[0] == "\n" * 8 + "you"
+    parser = CallParser(forms(name), TOOLS)
+    assert len("".join(parser.push("\n")[0] for _ in range(200))) == 192
+
+
+def test_white_space_around_calls_does_not_depend_on_the_pieces(read: Read) -> None:
+    one, many = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>', "\n" * 200
+    assert read("hermes", f"Hi{many}{one}") == ("Hi" + "\n" * 192, [call()])
+    assert read("hermes", f"{one}{many}{one}") == ("\n" * 192, [call(), call()])
+    assert read("hermes", f"{one}{many}") == (many, [call()])
+    assert read("hermes", f"{one}{many[:8]}") == ("", [call()])
 
 
 def test_calls_in_the_reasoning_are_thoughts(read: Read) -> None:
