@@ -13,11 +13,11 @@ from aiohttp import web
 
 from ragcache.errors import ConfigError
 from ragcache.gateway import operations
-from ragcache.gateway.anthropic import count_tokens, messages
+from ragcache.gateway.anthropic.routes import count_tokens, messages
 from ragcache.gateway.backend import BACKEND, Backend
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
-from ragcache.gateway.openai import chat_completions, completions
+from ragcache.gateway.openai.routes import chat_completions, completions
 from ragcache.gateway.openapi import DESCRIPTION, Description, openapi
 from ragcache.gateway.tenants import OPEN_PATHS, TENANTS, Tenants, authenticate
 from ragcache.metrics import Metrics

@@ -11,9 +11,9 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from ragcache.gateway.anthropic_schema import MessagesRequest, PromptFields
+from ragcache.gateway.anthropic.schema import MessagesRequest, PromptFields
 from ragcache.gateway.failures import ANTHROPIC_ROUTE
-from ragcache.gateway.openai_schema import ChatCompletionRequest, CompletionRequest
+from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from ragcache.gateway.openapi_replies import (
     ANTHROPIC_ERROR,
     ERROR,

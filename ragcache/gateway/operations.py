@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs, web
 
 from ragcache.gateway.backend import BACKEND
-from ragcache.gateway.explain_format import explanation_body
+from ragcache.gateway.explanations import explanation_body
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.tenants import TENANT
 from ragcache.types import EngineStats

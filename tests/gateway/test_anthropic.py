@@ -199,7 +199,7 @@ async def test_the_headers_of_a_stream_keep_proxies_from_buffering(http):
 
 
 async def test_a_stream_pings_as_long_as_it_is_silent(http, serving, anthropic, monkeypatch):
-    monkeypatch.setattr("ragcache.gateway.anthropic.KEEP_ALIVE", 0.01)
+    monkeypatch.setattr("ragcache.gateway.anthropic.routes.KEEP_ALIVE", 0.01)
     serving.script.queued = asyncio.Event()
     async with http.post(PATH, json={**ASK, "stream": True}) as response:
         for _ in range(3):

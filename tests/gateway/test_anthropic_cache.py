@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.anthropic_schema import MessagesRequest
+from ragcache.gateway.anthropic.schema import MessagesRequest
 from ragcache.gateway.bodies import parse
 from ragcache.types import Breakpoint, Explanation, MissReason
 

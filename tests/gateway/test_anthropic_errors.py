@@ -24,7 +24,7 @@ from ragcache.errors import (
     InvalidRequest,
     Overloaded,
 )
-from ragcache.gateway.anthropic_schema import PromptFields
+from ragcache.gateway.anthropic.schema import PromptFields
 from ragcache.gateway.bodies import parse
 from ragcache.gateway.failures import Failure
 

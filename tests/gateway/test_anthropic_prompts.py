@@ -5,9 +5,9 @@ import json
 import pytest
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.anthropic_schema import MessagesRequest
+from ragcache.gateway.anthropic.schema import MessagesRequest
 from ragcache.gateway.bodies import parse
-from ragcache.gateway.openai_schema import ChatCompletionRequest
+from ragcache.gateway.openai.schema import ChatCompletionRequest
 from ragcache.types import Message
 
 USER = {"role": "user", "content": "hi"}

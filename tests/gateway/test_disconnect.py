@@ -87,7 +87,7 @@ async def test_headers_come_while_the_request_is_queued(url, serving):
 
 
 async def test_comments_keep_a_silent_stream_alive(client, url, serving, monkeypatch):
-    monkeypatch.setattr("ragcache.gateway.openai.KEEP_ALIVE", 0.01)
+    monkeypatch.setattr("ragcache.gateway.openai.routes.KEEP_ALIVE", 0.01)
     serving.script.queued = asyncio.Event()
     reader, writer = await connect(url)
     writer.write(request_bytes(stream=True))

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache.gateway.openai_format import ChatReply, Choice, TextReply
+from ragcache.gateway.openai.format import ChatReply, Choice, TextReply
 from ragcache.types import Delta, FinishReason, TextLogprob, ToolCall, Usage
 
 REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTEXT])

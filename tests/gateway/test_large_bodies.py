@@ -6,8 +6,8 @@ import threading
 import pytest
 from pydantic import ValidationError
 
-from ragcache.gateway.anthropic_schema import MessagesRequest, PromptFields
-from ragcache.gateway.openai_schema import ChatCompletionRequest, CompletionRequest
+from ragcache.gateway.anthropic.schema import MessagesRequest, PromptFields
+from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"

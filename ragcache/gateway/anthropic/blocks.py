@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
-from ragcache.gateway.anthropic_cache import CacheControl
+from ragcache.gateway.anthropic.cache import CacheControl
 from ragcache.gateway.fields import Fields, PartList, one_of
 
 _OUR_TAGS = re.compile(r"<(?=/?(?:document|search_result)\b)")

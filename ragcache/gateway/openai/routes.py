@@ -11,13 +11,13 @@ from aiohttp import web
 from ragcache.gateway.backend import BACKEND
 from ragcache.gateway.bodies import off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange
-from ragcache.gateway.explain_format import explanation_body
+from ragcache.gateway.explanations import explanation_body
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
 from ragcache.gateway.middleware import REQUEST_ID
-from ragcache.gateway.openai_fields import CompletionFields
-from ragcache.gateway.openai_format import ChatReply, Choice, Reply, TextReply
-from ragcache.gateway.openai_schema import ChatCompletionRequest, CompletionRequest
+from ragcache.gateway.openai.fields import CompletionFields
+from ragcache.gateway.openai.format import ChatReply, Choice, Reply, TextReply
+from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from ragcache.gateway.sse import KEEP_ALIVE, EventStream
 from ragcache.gateway.tenants import TENANT
 from ragcache.types import Explanation

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from ragcache.gateway.anthropic_format import BlockEvents, MessageReply, ending, usage_body
-from ragcache.gateway.anthropic_schema import MessagesRequest, PromptFields
+from ragcache.gateway.anthropic.format import BlockEvents, MessageReply, ending, usage_body
+from ragcache.gateway.anthropic.schema import MessagesRequest, PromptFields
 from ragcache.gateway.backend import BACKEND
 from ragcache.gateway.bodies import off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange

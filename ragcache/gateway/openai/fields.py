@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ragcache.errors import InvalidRequest
 from ragcache.gateway.fields import WHOLE, Fields, Harmless, RequestBody, Whole
-from ragcache.gateway.openai_messages import Id
+from ragcache.gateway.openai.messages import Id
 from ragcache.types import ChatPrompt, GenerateRequest, SamplingParams
 
 # what neither route does

@@ -15,9 +15,9 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.anthropic_blocks import Texts
-from ragcache.gateway.anthropic_cache import CacheControl, Spot, breakpoints
-from ragcache.gateway.anthropic_messages import (
+from ragcache.gateway.anthropic.blocks import Texts
+from ragcache.gateway.anthropic.cache import CacheControl, Spot, breakpoints
+from ragcache.gateway.anthropic.messages import (
     AssistantMessage,
     Conversation,
     Messages,

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
-from ragcache.gateway.anthropic_schema import MessagesRequest
-from ragcache.gateway.explain_format import explanation_body
+from ragcache.gateway.anthropic.schema import MessagesRequest
+from ragcache.gateway.explanations import explanation_body
 from ragcache.types import Delta, Explanation, FinishReason, MissReason, ToolCall, Usage
 
 Json = dict[str, Any]

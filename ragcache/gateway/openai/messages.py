@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from ragcache.gateway.fields import Fields, PartList, ToolList
-from ragcache.gateway.openai_cache import CacheControl, PromptCacheBreakpoint, Ttl
+from ragcache.gateway.openai.cache import CacheControl, PromptCacheBreakpoint, Ttl
 from ragcache.types import Breakpoint, Message
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
 from ragcache.gateway.fields import Fields, ToolList
-from ragcache.gateway.openai_cache import CacheControl
+from ragcache.gateway.openai.cache import CacheControl
 from ragcache.types import Breakpoint
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

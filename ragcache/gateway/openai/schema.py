@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
 from ragcache.gateway.fields import WHOLE, Harmless, MessageList, Whole
-from ragcache.gateway.openai_cache import CacheFields
-from ragcache.gateway.openai_fields import UNSUPPORTED, CompletionFields, Count
-from ragcache.gateway.openai_messages import ChatMessage
-from ragcache.gateway.openai_output import ResponseFormat
-from ragcache.gateway.openai_tools import ToolFields
+from ragcache.gateway.openai.cache import CacheFields
+from ragcache.gateway.openai.fields import UNSUPPORTED, CompletionFields, Count
+from ragcache.gateway.openai.messages import ChatMessage
+from ragcache.gateway.openai.output import ResponseFormat
+from ragcache.gateway.openai.tools import ToolFields
 from ragcache.types import Breakpoint, ChatPrompt, GenerateRequest, OutputRules
 
 MAX_PROMPTS = 64  # of one completions request; more of them would only queue behind each other

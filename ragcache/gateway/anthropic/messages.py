@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Annotated, Literal
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.anthropic_blocks import (
+from ragcache.gateway.anthropic.blocks import (
     DocumentBlock,
     Piece,
     SearchResultBlock,
@@ -19,7 +19,7 @@ from ragcache.gateway.anthropic_blocks import (
     ToolUseBlock,
     or_string,
 )
-from ragcache.gateway.anthropic_cache import Spot
+from ragcache.gateway.anthropic.cache import Spot
 from ragcache.gateway.fields import Fields, MessageList, PartList, one_of
 from ragcache.types import Message
 

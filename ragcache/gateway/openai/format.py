@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 from uuid import uuid4
 
-from ragcache.gateway.openai_logprobs import Json, LegacyLogprobs, chat_logprobs
+from ragcache.gateway.openai.logprobs import Json, LegacyLogprobs, chat_logprobs
 from ragcache.types import Delta, FinishReason, TextLogprob, ToolCall, Usage
 
 

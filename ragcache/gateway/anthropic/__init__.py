@@ -1,0 +1,1 @@
+"""Anthropic's API: request bodies in, messages and event streams out."""

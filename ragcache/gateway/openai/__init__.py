@@ -1,0 +1,1 @@
+"""OpenAI's API: request bodies in, answers and streams out."""
