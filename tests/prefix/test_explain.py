@@ -265,6 +265,12 @@ def test_another_salt_of_the_owner_has_it_but_is_not_shown(history, previous):
     assert history.ask(chat(text(30), system=text(40))).reason is MissReason.COLD
 
 
+def test_where_a_prompt_differs_from_one_under_another_salt_is_not_told(history):
+    history.serve("a", TURN, namespace=SALTED, published=0)
+    changed = chat(edited(QUESTION, 9), system=SYSTEM)
+    assert history.ask(changed, previous="a") == Explanation(73, 0, MissReason.COLD)
+
+
 @pytest.mark.parametrize("previous", [None, "a"])
 def test_other_owners_are_never_looked_at(history, previous):
     history.serve("a", TURN, namespace=FOREIGN)

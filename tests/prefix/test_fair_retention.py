@@ -121,13 +121,16 @@ def full_of_one_block_retentions(make_cache, size: int):
     return cache
 
 
-def test_making_room_costs_in_proportion_to_what_gives_way(make_cache):
+@pytest.mark.parametrize(("whole", "growth"), [(False, 1.2), (True, 4.2)])
+def test_making_room_costs_in_proportion_to_what_gives_way(make_cache, whole, growth):
+    """One block, or as many as are retained: not more because more is retained."""
+
     def cost(size: int) -> int:
         cache = full_of_one_block_retentions(make_cache, size)
-        tokens = [0] * 4 * size
+        tokens = [0] * 4 * (size if whole else 1)
         return calls(lambda: cache.retain(namespace_name(A), tokens, 43_200))
 
-    assert cost(400) < 4.2 * cost(100)
+    assert cost(400) < growth * cost(100)
 
 
 @pytest.mark.parametrize("waits", [0, 302])
