@@ -64,6 +64,11 @@ class ServeSettings(BaseSettings):
     api_key: Annotated[list[str], NoDecode] = Field(
         [], description="accepted API key; repeat for more; each key has a cache of its own"
     )
+    max_string_length: PositiveInt | None = Field(
+        None,
+        description="characters of a JSON string whose schema sets no limit, in tool calls and "
+        "structured output; default: 200 for the embedded model, which repeats itself, else none",
+    )
     prefix_caching: bool = Field(True, description="share KV between requests")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
 

@@ -32,6 +32,8 @@ from ragcache.serving import ServedModel, Serving
 
 log = logging.getLogger(__name__)
 
+SMALL_MODELS_STRINGS = 200  # characters; the embedded model would go on until its tokens run out
+
 
 def load_serving(settings: ServeSettings) -> Serving:
     """Load everything and start the engine; takes seconds to minutes, so not on an event loop.
@@ -47,13 +49,20 @@ def load_serving(settings: ServeSettings) -> Serving:
     tokenizer = load_tokenizer(source.location)
     served = _describe(model, source, settings, num_blocks)
     log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
-    return assemble(served, tokenizer, start_engine(runner, num_blocks, settings))
+    is_small = settings.model is None
+    strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
+    client = start_engine(runner, num_blocks, settings)
+    return assemble(served, tokenizer, client, max_string_length=strings)
 
 
 def assemble(
-    model: ServedModel, tokenizer: PreTrainedTokenizerFast, client: EngineClient
+    model: ServedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    client: EngineClient,
+    *,
+    max_string_length: int | None = None,
 ) -> Serving:
-    """A serving over a running engine.
+    """A serving over a running engine; `max_string_length` as in `GrammarCompiler`.
 
     Raises ConfigError for a tokenizer that cannot be used.
     """
@@ -63,6 +72,7 @@ def assemble(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         syntax=pool.tool_format.syntax,
+        max_string_length=max_string_length,
     )
     return Serving(model, pool, client, grammars)
 

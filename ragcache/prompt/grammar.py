@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from ragcache.errors import InvalidRequest
 from ragcache.prompt.compiled_grammar import CompiledGrammar
 from ragcache.prompt.grammar_probe import GrammarProbe
-from ragcache.prompt.json_schema import closed
+from ragcache.prompt.json_schema import bounded, closed
 from ragcache.prompt.lark import JsonRule, LarkWriter, OutputForm
 from ragcache.prompt.tool_format import CallSyntax
 from ragcache.types import OutputRules
@@ -50,9 +50,12 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         syntax: CallSyntax | None,
+        max_string_length: int | None = None,
         max_entries: int = 128,
     ) -> None:
         """`vocab_size` is the width of the model's logits; `syntax` None: no known form of calls.
+
+        `max_string_length`, in characters, bounds JSON strings whose schema does not.
 
         With a tokenizer that the library cannot read, nothing can be enforced.
         """
@@ -68,6 +71,7 @@ class GrammarCompiler:
         else:
             self._writer = _writer(tokenizer, self._tokenizer, ends, syntax)
             self._probe = GrammarProbe(self._tokenizer)
+        self._max_string_length = max_string_length
         self._max_entries = max_entries
         self._entries: OrderedDict[bytes, CompiledGrammar | InvalidRequest | None] = OrderedDict()
         self._lock = Lock()
@@ -144,11 +148,27 @@ class GrammarCompiler:
         if schema is None and not (tools and has_calls):
             return None
         return OutputForm(
-            functions=dict(map(_call_rule, functions)),
+            functions=dict(map(self._call_rule, functions)),
             several_calls=rules.parallel_tool_calls,
-            json=None if schema is None else _text_rule(schema),
+            json=None if schema is None else self._text_rule(schema),
             free=schema is None and rules.tool_choice != "required",
         )
+
+    def _call_rule(self, numbered: tuple[int, Mapping[str, Any]]) -> tuple[str, JsonRule]:
+        number, function = numbered
+        param = f"tools[{number}].function.parameters"
+        schema = self._enforced(function.get("parameters") or _NO_PARAMETERS, param)
+        return function["name"], JsonRule({"type": "object", **schema}, param, lenient=True)
+
+    def _text_rule(self, schema: Mapping[str, Any] | bool) -> JsonRule:
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        return JsonRule(self._enforced(schema, "response_format"), "response_format")
+
+    def _enforced(self, schema: Mapping[str, Any], param: str) -> Mapping[str, Any]:
+        limit = self._max_string_length
+        enforced: Mapping[str, Any] = closed(schema, param=param)
+        return enforced if limit is None else bounded(enforced, limit)
 
     def _check_promises(
         self, tools: Sequence[Mapping[str, Any]], rules: OutputRules, num_functions: int
@@ -232,19 +252,6 @@ def _functions(
         allowed = rules.allowed_tools is None or function["name"] in rules.allowed_tools
         if allowed and rules.tool_choice != "none":
             yield number, function
-
-
-def _call_rule(numbered: tuple[int, Mapping[str, Any]]) -> tuple[str, JsonRule]:
-    number, function = numbered
-    param = f"tools[{number}].function.parameters"
-    schema = closed(function.get("parameters") or _NO_PARAMETERS, param=param)
-    return function["name"], JsonRule({"type": "object", **schema}, param, lenient=True)
-
-
-def _text_rule(schema: Mapping[str, Any] | bool) -> JsonRule:
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    return JsonRule(closed(schema, param="response_format"), "response_format")
 
 
 def _writer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ragcache.errors import InvalidRequest
@@ -14,6 +14,7 @@ _SUBSCHEMAS = {"additionalProperties", "items"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 _SUBSCHEMA_MAPS = {"$defs", "definitions", "patternProperties", "properties"}
 
+_SAID_OF_STRINGS = {"const", "enum", "format", "maxLength", "minLength", "pattern"}
 _CONDITIONS = {"dependentSchemas", "else", "if", "not", "then"}
 _REFERENCES = {"$dynamicRef", "$ref", "allOf", "anyOf", "oneOf"}
 _ASSERTIONS = {"items", "prefixItems", "properties", "required"}
@@ -45,6 +46,34 @@ def closed(schema: Any, *, param: str | None = None) -> Any:
     return _close(schema)
 
 
+def bounded(schema: Any, max_length: int) -> Any:
+    """A copy in which strings that may be of any length have `maxLength`.
+
+    A small model repeats itself in a string until its tokens run out. Strings that say anything
+    about their content themselves stay as they are, and so does data.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    copy = _map_subschemas(schema, lambda each: bounded(each, max_length))
+    kinds = schema.get("type")
+    is_string = kinds == "string" or (isinstance(kinds, list | tuple) and "string" in kinds)
+    if is_string and not _SAID_OF_STRINGS & schema.keys():
+        copy["maxLength"] = max_length
+    return copy
+
+
+def _map_subschemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    copy = dict(schema)
+    for key, value in schema.items():
+        if key in _SUBSCHEMA_MAPS and isinstance(value, Mapping):
+            copy[key] = {name: change(each) for name, each in value.items()}
+        elif key in _SUBSCHEMA_LISTS and isinstance(value, list | tuple):
+            copy[key] = [change(each) for each in value]
+        elif key in _SUBSCHEMAS:
+            copy[key] = change(value)
+    return copy
+
+
 def _check_limits(schema: Any, param: str | None) -> None:
     level, num_properties = [schema], 0
     for _ in range(MAX_DEPTH + 1):
@@ -72,14 +101,7 @@ def _children(value: Any) -> Iterable[Any]:
 def _close(schema: Any) -> Any:
     if not isinstance(schema, Mapping) or _is_merged(schema):
         return schema
-    copy = dict(schema)
-    for key, value in schema.items():
-        if key in _SUBSCHEMA_MAPS and isinstance(value, Mapping):
-            copy[key] = {name: _close(each) for name, each in value.items()}
-        elif key in _SUBSCHEMA_LISTS and isinstance(value, list | tuple):
-            copy[key] = [_close(each) for each in value]
-        elif key in _SUBSCHEMAS:
-            copy[key] = _close(value)
+    copy = _map_subschemas(schema, _close)
     if _is_complete(schema):
         copy["additionalProperties"] = False
     return copy

@@ -246,7 +246,10 @@ def gateway(shared_gateway) -> Iterator[Gateway]:
 def embedded() -> Iterator[str]:
     """The URL of a gateway with the embedded model."""
     settings = ServeSettings(
-        dtype="float32", kv_cache_blocks=2000, served_model_name=["tiny", "alias"]
+        dtype="float32",
+        kv_cache_blocks=2000,
+        served_model_name=["tiny", "alias"],
+        max_string_length=40,
     )
     serving = load_serving(settings)
     try:

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from ragcache.errors import InvalidRequest
-from ragcache.prompt.json_schema import MAX_DEPTH, MAX_PROPERTIES, closed
+from ragcache.prompt.json_schema import MAX_DEPTH, MAX_PROPERTIES, bounded, closed
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 CLOSED_POINT = POINT | {"additionalProperties": False}
@@ -125,3 +125,27 @@ def test_too_many_properties_are_refused_wherever_they_stand():
         with pytest.raises(InvalidRequest, match="more than 1000") as caught:
             closed(schema, param="response_format")
         assert caught.value.param == "response_format"
+
+
+def test_strings_of_any_length_are_bounded_and_others_kept():
+    schema = {
+        "type": "object",
+        "properties": {
+            "free": {"type": "string"},
+            "maybe": {"type": ["string", "null"]},
+            "short": {"type": "string", "maxLength": 3},
+            "date": {"type": "string", "format": "date"},
+            "choice": {"type": "string", "enum": ["type"]},
+            "list": {"type": "array", "items": {"type": "string"}},
+            "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "type": {"const": {"type": "string"}},
+        },
+    }
+    changed = bounded(schema, 9)["properties"]
+    assert changed["free"] == {"type": "string", "maxLength": 9}
+    assert changed["maybe"]["maxLength"] == 9
+    assert changed["list"]["items"]["maxLength"] == 9
+    assert changed["either"]["anyOf"] == [{"type": "string", "maxLength": 9}, {"type": "integer"}]
+    for name in ("short", "date", "choice", "type"):
+        assert changed[name] == schema["properties"][name]
+    assert "maxLength" not in schema["properties"]["free"]
