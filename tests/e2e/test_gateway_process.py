@@ -176,7 +176,7 @@ POISON = {
     "not a number": '{"model": "MODEL", "messages": [{"role": "user", "content": "x"}], '
     '"temperature": NaN}',
     "an unknown model": {"model": "nobody"},
-    "a tool": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "a custom tool": {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
 }
 HARMLESS = {
     "empty text": {"messages": [{"role": "user", "content": ""}]},
