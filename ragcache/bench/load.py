@@ -44,12 +44,15 @@ class Load:
         gate = asyncio.Semaphore(self.concurrency)
         exchanges: list[Exchange] = []
         start = time.perf_counter()
+        failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for session in range(len(workload.sessions)):
                     group.create_task(self._play_session(workload, session, gate, exchanges))
         except* RequestFailed as failures:
-            raise failures.exceptions[0] from None
+            failure = failures.exceptions[0]  # raised here, it could leave as a group again
+        if failure is not None:
+            raise failure
         wall = time.perf_counter() - start
         return sorted(exchanges, key=lambda exchange: exchange.reply.sent_at), wall
 
