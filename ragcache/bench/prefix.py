@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
@@ -166,7 +167,7 @@ def explain_ms(num_tokens: int, repeats: int = 40) -> float:
     common = [rng.randrange(50_000) for _ in range(num_tokens)]
     times = []
     for i in range(repeats):
-        tokens = common.copy()
+        tokens = array("I", common)  # as `TokenizedPrompt.packed` has them
         tokens[rng.randrange(num_tokens)] += 1
         times.append(_timed(partial(_explain, history, str(i), tokens, segments)) * 1e3)
     return median(times)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 
 OWNER_BYTES = 32  # of a name made by `owner_name`
@@ -53,7 +55,9 @@ def block_keys(tokens: Sequence[int], first: int, stop: int, block_size: int) ->
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """Write tokens as little-endian int32, four bytes each."""
+    """Write tokens as little-endian int32, four bytes each; an array of them is copied as it is."""
+    if isinstance(tokens, array) and tokens.itemsize == 4 and sys.byteorder == "little":
+        return tokens.tobytes()
     return struct.Struct(f"<{len(tokens)}i").pack(*tokens)  # half the time of `struct.pack`
 
 

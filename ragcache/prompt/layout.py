@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,10 @@ class TokenizedPrompt(ABC):
 
     token_ids: list[int]
     text: str
+
+    def packed(self) -> Sequence[int]:
+        """The token ids, as an array where they are at hand as one, which is quicker to pack."""
+        return self.token_ids
 
     @abstractmethod
     def layout(self) -> PromptLayout:
@@ -75,6 +80,13 @@ class ChatTokens(TokenizedPrompt):
     template: ChatTemplate
     encoder: Encoder
     scope: str  # in which its pieces are remembered
+
+    def packed(self) -> Sequence[int]:
+        """The arrays of the pieces, joined."""
+        ids = array("I")
+        for piece in self.pieces:
+            ids.extend(piece.ids)
+        return ids
 
     def layout(self) -> PromptLayout:
         """The parts that `segments.outline` finds; found once."""

@@ -195,7 +195,7 @@ class Serving:
             self._tokenizer,
             request,
             prompt,
-            self._history.fingerprint(self._namespace(request), prompt.token_ids, segments),
+            self._history.fingerprint(self._namespace(request), prompt.packed(), segments),
             placed.retentions(),
             placed.reach if request.explicit_caching else None,
         )

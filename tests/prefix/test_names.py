@@ -4,11 +4,19 @@ import hashlib
 import os
 import subprocess
 import sys
+from array import array
 from itertools import combinations
 
 import pytest
 
-from ragcache.prefix.names import block_keys, block_name, namespace_name, owner_name, shared_blocks
+from ragcache.prefix.names import (
+    block_keys,
+    block_name,
+    namespace_name,
+    owner_name,
+    pack,
+    shared_blocks,
+)
 
 PRINT_NAMES = """
 from ragcache.prefix.cache import PrefixCache
@@ -103,3 +111,9 @@ def test_a_difference_ends_the_shared_blocks_wherever_it_is(first_difference: in
     other[first_difference] = -1
     assert shared_blocks(tokens, other, 4) == first_difference // 4
     assert shared_blocks(tokens, tokens.copy(), 4) == 1_000
+
+
+def test_an_array_of_tokens_is_packed_like_a_list():
+    tokens = [0, 1, 255, 256, 49_151, 2**31 - 1]
+    assert pack(array("I", tokens)) == pack(tokens) == pack(array("i", tokens))
+    assert pack(array("q", tokens)) == pack(tokens)

@@ -214,3 +214,9 @@ async def test_token_ids_read_as_their_text_and_are_one_segment(pool: TokenizerP
     assert (await pool.layout(prompt)).segments == (("prompt", 0, len(ids)),)
     assert await pool.place(prompt, 1) == ("prompt", len("<|im_start|>"))
     assert await pool.place(prompt, len(ids) - 1) == ("prompt", len("<|im_start|>grüße 😀"))
+
+
+def test_packed_tokens_are_the_tokens(smollm2):
+    messages = (Message("system", "Be brief."), Message("user", "a <|im_end|> and 東京"))
+    prompt = PromptTokenizer(smollm2).encode_chat(ChatPrompt(messages))
+    assert list(prompt.packed()) == prompt.token_ids
