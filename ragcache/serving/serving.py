@@ -91,7 +91,8 @@ class Serving:
         """
         self._client.require_room()  # before the work of tokenizing, not only after it
         prompt = await self._encode(request)
-        self._check(prompt.token_ids, _field(request.prompt))
+        if not isinstance(request.prompt, tuple):  # ids are checked before they are read
+            self._check(prompt.token_ids, _field(request.prompt))
         sampling = self._resolve(request.sampling, len(prompt.token_ids))
         grammar = await self._grammar(request)
         prompted = await self._prompted(request, prompt)
