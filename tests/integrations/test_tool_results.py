@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_ragcache.messages import wire_messages
+from langchain_ragcache.tool_results import in_call_order
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
-
-from langchain_ragcache.messages import wire_messages
-from langchain_ragcache.tool_results import in_call_order
 
 
 def call(call_id, name="look_up", **args):
