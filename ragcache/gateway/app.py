@@ -13,11 +13,11 @@ from aiohttp import web
 
 from ragcache.errors import ConfigError
 from ragcache.gateway import operations
-from ragcache.gateway.anthropic.routes import count_tokens, messages
+from ragcache.gateway.anthropic import routes as anthropic
 from ragcache.gateway.backend import BACKEND, Backend
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
-from ragcache.gateway.openai.routes import chat_completions, completions
+from ragcache.gateway.openai import routes as openai
 from ragcache.gateway.openapi import DESCRIPTION, Description, openapi
 from ragcache.gateway.tenants import OPEN_PATHS, TENANTS, Tenants, authenticate
 from ragcache.metrics import Metrics
@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 _DRAIN = 10.0  # seconds that running requests get after a stop signal
 
 ROUTES = (
-    web.post("/v1/chat/completions", chat_completions, name="chat"),
-    web.post("/v1/completions", completions, name="completions"),
-    web.post("/v1/messages", messages, name="messages"),
-    web.post("/v1/messages/count_tokens", count_tokens),
+    web.post("/v1/chat/completions", openai.chat_completions, name="chat"),
+    web.post("/v1/chat/completions/count_tokens", openai.count_tokens),
+    web.post("/v1/completions", openai.completions, name="completions"),
+    web.post("/v1/messages", anthropic.messages, name="messages"),
+    web.post("/v1/messages/count_tokens", anthropic.count_tokens),
     web.get("/v1/models", operations.models),
     web.get("/v1/models/{id:.+}", operations.model),
     web.get("/health", operations.health),

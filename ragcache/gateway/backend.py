@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ragcache.errors import EngineUnavailable, ModelNotFound
+from ragcache.errors import EngineUnavailable
 from ragcache.types import EngineStats
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ class Backend:
     def serving_model(self, name: str) -> Serving:
         """The serving of the model that a client calls `name`; raises ModelNotFound too."""
         serving = self.serving
-        if name not in serving.model_names:
-            known = ", ".join(serving.model_names)
-            raise ModelNotFound(
-                f"the model {name!r} does not exist; served here: {known}", param="model"
-            )
+        serving.check_name(name)
         return serving
 
     @property

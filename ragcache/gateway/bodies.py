@@ -24,14 +24,17 @@ async def read_body(request: web.Request, model: type[Body]) -> Body:
     Raises InvalidRequest, HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType.
     """
     raw = await _read(request)
-    return await off_loop(request, partial(parse, model, raw))
+    return await off_loop(len(raw), partial(parse, model, raw))
 
 
-async def off_loop(request: web.Request, work: Callable[[], Result]) -> Result:
-    """Do work that grows with the body: in a thread, if the body is a large one."""
-    if len(await request.read()) > _OFF_LOOP:  # aiohttp keeps what it has read
-        return await asyncio.to_thread(work)
-    return work()
+async def off_loop(body_size: int, work: Callable[[], Result]) -> Result:
+    """Do work that grows with the body, of so many bytes: in a thread, if it is a large one."""
+    return await asyncio.to_thread(work) if body_size > _OFF_LOOP else work()
+
+
+async def body_size(request: web.Request) -> int:
+    """The length of the body in bytes."""
+    return len(await request.read())  # aiohttp keeps what it has read
 
 
 async def _read(request: web.Request) -> bytes:

@@ -8,6 +8,11 @@ from typing import Any
 from ragcache.types import Explanation
 
 
+def extension(explanation: Explanation | None, block_size: int) -> dict[str, Any]:
+    """The field `ragcache` of an answer, null with prefix caching off."""
+    return {"ragcache": explanation and explanation_body(explanation, block_size)}
+
+
 def explanation_body(explanation: Explanation, block_size: int) -> dict[str, Any]:
     """The fields of `Explanation`, and the tokens of a block: nothing smaller is ever shared."""
     return {**asdict(explanation), "block_size": block_size}

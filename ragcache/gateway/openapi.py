@@ -27,6 +27,7 @@ from ragcache.gateway.openapi_replies import (
 BODIES: dict[str, dict[str, type[BaseModel]]] = {
     "OpenAI": {
         "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/chat/completions/count_tokens": ChatCompletionRequest,
         "/v1/completions": CompletionRequest,
     },
     "Anthropic": {

@@ -111,6 +111,7 @@ _EXPLANATION = _object(
 # path → content of its 200
 REPLIES: dict[str, Json] = {
     "/v1/chat/completions": _streamed(_CHAT),
+    "/v1/chat/completions/count_tokens": json_content(_object(prompt_tokens=_COUNT)),
     "/v1/completions": _streamed(_completion("text_completion", text=TEXT)),
     "/v1/messages": _streamed(_MESSAGE),
     "/v1/messages/count_tokens": json_content(_object(input_tokens=_COUNT)),

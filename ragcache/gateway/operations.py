@@ -39,7 +39,7 @@ async def metrics(request: web.Request) -> web.Response:
 async def models(request: web.Request) -> web.Response:
     """GET /v1/models, in one shape that OpenAI's and Anthropic's clients both read."""
     serving = request.app[BACKEND].serving
-    data = [_model(serving, name) for name in serving.model_names]
+    data = [model_body(serving, name) for name in serving.model_names]
     page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
     return web.json_response({"object": "list", "data": data, **page})
 
@@ -47,10 +47,11 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}."""
     name = request.match_info["id"]
-    return web.json_response(_model(request.app[BACKEND].serving_model(name), name))
+    return web.json_response(model_body(request.app[BACKEND].serving_model(name), name))
 
 
-def _model(serving: Serving, name: str) -> dict[str, Any]:
+def model_body(serving: Serving, name: str) -> dict[str, Any]:
+    """An entry of the list of models."""
     return {
         "id": name,
         "object": "model",

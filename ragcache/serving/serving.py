@@ -12,7 +12,7 @@ from functools import partial
 from ragcache.engine.bridge import EngineClient
 from ragcache.engine.constraint import Grammar
 from ragcache.engine.request import Request
-from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from ragcache.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, NotFound
 from ragcache.prefix.explain import History
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.grammar import GrammarCompiler
@@ -74,6 +74,14 @@ class Serving:
     def model_names(self) -> tuple[str, ...]:
         """Served names; the first is the canonical one."""
         return self.model.names
+
+    def check_name(self, name: str) -> None:
+        """Raise ModelNotFound unless the model is served under this name."""
+        if name not in self.model_names:
+            known = ", ".join(self.model_names)
+            raise ModelNotFound(
+                f"the model {name!r} does not exist; served here: {known}", param="model"
+            )
 
     @property
     def max_model_len(self) -> int:

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from ragcache.gateway.app import create_app, listening
+from ragcache.serving import Serving
 from ragcache.types import (
     ChatPrompt,
     Delta,
@@ -137,6 +138,7 @@ class FakeServing:
     model_names = ("tiny", "alias")
     max_model_len = 1000
     created = 1_750_000_000
+    check_name = Serving.check_name
 
     def __init__(self) -> None:
         self.script = Script()

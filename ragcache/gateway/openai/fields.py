@@ -44,7 +44,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Count = Annotated[int, Field(ge=1), WHOLE]
+Limit = Annotated[int, Field(ge=0), WHOLE]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]

@@ -9,9 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from ragcache.gateway.backend import BACKEND
-from ragcache.gateway.bodies import off_loop, read_body
+from ragcache.gateway.bodies import body_size, off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange
-from ragcache.gateway.explanations import explanation_body
+from ragcache.gateway.explanations import extension
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
 from ragcache.gateway.middleware import REQUEST_ID
@@ -20,7 +20,6 @@ from ragcache.gateway.openai.format import ChatReply, Choice, Reply, TextReply
 from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from ragcache.gateway.sse import KEEP_ALIVE, EventStream
 from ragcache.gateway.tenants import TENANT
-from ragcache.types import Explanation
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -35,25 +34,30 @@ async def completions(request: web.Request) -> web.StreamResponse:
     return await _answer(request, CompletionRequest, TextReply)
 
 
+async def count_tokens(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/count_tokens: what the prompt of such a body comes to."""
+    body = await read_body(request, ChatCompletionRequest)
+    serving = request.app[BACKEND].serving_model(body.model)
+    (prompt,) = await off_loop(await body_size(request), body.prompts)
+    return web.json_response({"prompt_tokens": await serving.count_tokens(prompt, request[TENANT])})
+
+
 async def _answer(
     request: web.Request, schema: type[CompletionFields], reply_type: type[Reply]
 ) -> web.StreamResponse:
     body = await read_body(request, schema)
     serving = request.app[BACKEND].serving_model(body.model)
     reply = reply_type(body.model, include_usage=body.include_usage)
-    requests = await off_loop(request, partial(body.requests, reply.id, request[TENANT]))
+    requests = await off_loop(
+        await body_size(request), partial(body.requests, reply.id, request[TENANT])
+    )
     async with exchange(serving, requests, request[METER]) as deltas:
         if body.ragcache.explain:
             block_size = serving.stats().block_size
-            reply.extension = lambda: _explained(deltas.explanations[0], block_size)
+            reply.extension = lambda: extension(deltas.explanations[0], block_size)
         if body.stream:
             return await _stream(request, deltas, reply)
         return web.json_response(await _whole(deltas, reply), dumps=_dumps)
-
-
-def _explained(explanation: Explanation | None, block_size: int) -> dict[str, Any]:
-    """The answer's `ragcache`, null with prefix caching off."""
-    return {"ragcache": explanation and explanation_body(explanation, block_size)}
 
 
 async def _whole(deltas: Exchange, reply: Reply) -> dict[str, Any]:

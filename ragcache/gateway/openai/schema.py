@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ragcache.errors import InvalidRequest
-from ragcache.gateway.fields import WHOLE, Harmless, MessageList, Whole
+from ragcache.gateway.fields import WHOLE, Harmless, MessageList
 from ragcache.gateway.openai.cache import CacheFields
-from ragcache.gateway.openai.fields import UNSUPPORTED, CompletionFields, Count
+from ragcache.gateway.openai.fields import UNSUPPORTED, CompletionFields, Limit
 from ragcache.gateway.openai.messages import ChatMessage
 from ragcache.gateway.openai.output import ResponseFormat
 from ragcache.gateway.openai.tools import ToolFields
@@ -54,7 +54,7 @@ Prompts = Annotated[
 
 
 class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
-    """Body of POST /v1/chat/completions.
+    """Body of POST /v1/chat/completions; `max_tokens` 0 only writes the cache.
 
     `user`, `safety_identifier`, `metadata`, `store`, `service_tier`, `reasoning_effort` and
     `verbosity` are tolerated like unknown fields: nothing depends on them.
@@ -63,8 +63,8 @@ class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
     unsupported: ClassVar[Harmless] = {**UNSUPPORTED, **_NOT_OF_CHATS}
 
     messages: MessageList[ChatMessage] = Field(min_length=1)
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -79,7 +79,8 @@ class ChatCompletionRequest(CompletionFields, ToolFields, CacheFields):
     @property
     def limit(self) -> int | None:
         """The newer field wins."""
-        return self.max_completion_tokens or self.max_tokens
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
 
     @property
     def alternatives(self) -> int | None:
@@ -120,7 +121,7 @@ class CompletionRequest(CompletionFields):
     unsupported: ClassVar[Harmless] = {**UNSUPPORTED, **_NOT_OF_TEXTS}
 
     prompt: Prompts = Field(min_length=1)
-    max_tokens: Whole = Field(16, ge=0)
+    max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     echo: bool = False
 

@@ -1,0 +1,108 @@
+"""The event loop, in a thread of its own, on which all requests of the process run.
+
+Connections and the engine belong to one loop that outlives every caller's: a chat model works in
+synchronous code, inside a running loop, and in one loop after another, without a connection that
+belongs to a loop that is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from langchain_ragcache.langgraph_runs import cancel_with_run
+
+T = TypeVar("T")
+_END: Any = object()
+
+
+class BackgroundLoop:
+    """Runs coroutines for callers in other threads and loops.
+
+    A caller that is cancelled, interrupted or closed cancels what runs for it.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="langchain-ragcache", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, for synchronous callers."""
+        future = self._submit(work)
+        cancel_with_run(future)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # does nothing but after an interruption
+
+    async def result(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, for callers on another event loop."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def iterate(self, source: AsyncGenerator[T]) -> Iterator[T]:
+        """The items of `source`, for synchronous callers; closing the iterator closes it too."""
+        arrived: SimpleQueue[T] = SimpleQueue()
+        pump = self._submit(_pump(source, arrived.put))
+        pump.add_done_callback(lambda _: arrived.put(_END))
+        cancel_with_run(pump)
+        try:
+            while (item := arrived.get()) is not _END:
+                yield item
+            pump.result()
+        finally:
+            pump.cancel()
+
+    async def aiterate(self, source: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        """The same for callers on another event loop."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[T] = asyncio.Queue()
+
+        def put(item: T) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        def end(_: Future[None]) -> None:
+            with suppress(RuntimeError):  # the caller's loop is closed: nobody waits for the end
+                put(_END)
+
+        pump = self._submit(_pump(source, put))
+        pump.add_done_callback(end)
+        try:
+            while (item := await arrived.get()) is not _END:
+                yield item
+            pump.result()
+        finally:
+            pump.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+async def _pump(source: AsyncGenerator[T], put: Callable[[T], None]) -> None:
+    async with aclosing(source):
+        async for item in source:
+            put(item)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,299 @@
+"""The chat model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.exceptions import ModelNotFoundError
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from pydantic import PrivateAttr
+
+from langchain_ragcache.answers import PROVIDER, message_chunks, whole_messages
+from langchain_ragcache.calls import Calls
+from langchain_ragcache.gateways import gateways
+from langchain_ragcache.options import Options
+from langchain_ragcache.structured_output import (
+    Method,
+    Schema,
+    parsed_beside_raw,
+    structured_output,
+)
+from langchain_ragcache.tools import AnyTool, wire_choice, wire_tools
+
+if TYPE_CHECKING:
+    from langchain_core.language_models.model_profile import ModelProfile
+
+Json = dict[str, Any]
+System = str | list[str | dict[str, Any]] | SystemMessage
+
+
+class ChatRagcache(Options):
+    """A model behind ragcache, which prefills what prompts have in common once.
+
+    With `base_url`, or the variable `RAGCACHE_BASE_URL`, requests go to `ragcache serve`; without
+    (`base_url=None`), the engine runs in this process, loaded at the first call and shared by all
+    chat models with the same `model` and `engine_options`. Both give the same answers.
+
+    Answers tell what the cache did: `usage_metadata["input_token_details"]` has `cache_read` and
+    `cache_creation`, `response_metadata["ragcache"]` why the prompt hit as far as it did.
+
+    Calls raise the exceptions of `langchain_core.exceptions`: `ContextOverflowError`,
+    `ModelRateLimitError` and so on; ValueError or ImportError where the engine cannot be loaded.
+
+    Example:
+        .. code-block:: python
+
+            from langchain_ragcache import ChatRagcache
+
+            model = ChatRagcache(base_url="http://127.0.0.1:8000", temperature=0)
+            model.invoke("Why do lighthouses flash?").usage_metadata
+    """
+
+    _served: Json | None = PrivateAttr(default=None)  # the entry of the model in use
+
+    def bind_tools(
+        self,
+        tools: Sequence[AnyTool],
+        *,
+        tool_choice: Json | str | bool | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Any = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Bind tools; `tool_choice` is enforced by decoding and never changes the prompt.
+
+        Args:
+            tools: Tools, functions, pydantic or TypedDict classes, or their definitions.
+            tool_choice: "auto", "none", "any" (or "required", True), or a tool's name.
+            strict: Passed on; every schema is enforced anyway.
+            parallel_tool_calls: False allows one call at a time.
+            response_format: What the answer has to be where it is no call.
+            **kwargs: Other fields of the request.
+        """
+        wire = self._wire_tools(tools, strict)
+        fields = {
+            "tools": wire,
+            "tool_choice": wire_choice(tool_choice, wire),
+            "parallel_tool_calls": parallel_tool_calls,
+            "response_format": response_format,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        return self.bind(**given, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answers that keep to `schema`.
+
+        Args:
+            schema: A pydantic or TypedDict class, a JSON schema, or a tool's definition. With
+                "json_mode" it may be missing.
+            method: "json_schema" and "function_calling" are enforced by decoding; "json_mode" gives
+                some JSON object, whose keys only the prompt can ask for.
+            include_raw: Return {"raw", "parsed", "parsing_error"} instead of raising for bad JSON.
+            strict: Passed on; every schema is enforced anyway.
+            **kwargs: Other fields of the request.
+        """
+        answers, parser = structured_output(self, schema, method, strict, kwargs)
+        return parsed_beside_raw(answers, parser) if include_raw else answers | parser
+
+    def load(self) -> Self:
+        """Load the engine, or ask the gateway what it serves, now instead of at the first call.
+
+        Afterwards `profile` tells the model's context length.
+        """
+        gateways.loop.wait(self._serving())
+        return self
+
+    async def aload(self) -> Self:
+        """See `load`."""
+        await gateways.loop.result(self._serving())
+        return self
+
+    def warm(self, system: System, tools: Sequence[AnyTool] = ()) -> UsageMetadata:
+        """Prefill what every prompt of an agent begins with, while something else goes on.
+
+        Nothing is generated. Returns the usage, as that of an answer.
+        """
+        return _usage(gateways.loop.wait(self._complete(self._warming(system, tools))))
+
+    async def awarm(self, system: System, tools: Sequence[AnyTool] = ()) -> UsageMetadata:
+        """See `warm`."""
+        return _usage(await gateways.loop.result(self._complete(self._warming(system, tools))))
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None
+    ) -> int:
+        """The prompt tokens of `messages`, exactly as the model would get them."""
+        body = self._body(messages, None, {"tools": self._wire_tools(tools or ())})
+        return gateways.loop.wait(self._count(body))
+
+    def get_num_tokens(self, text: str) -> int:
+        """The tokens of `text` within a message."""
+        empty, filled = (self.get_num_tokens_from_messages([HumanMessage(t)]) for t in ("", text))
+        return filled - empty
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        body = self._body(messages, stop, kwargs)
+        return _result(gateways.loop.wait(self._complete(body)))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        body = self._body(messages, stop, kwargs)
+        return _result(await gateways.loop.result(self._complete(body)))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        body = self._body(messages, stop, kwargs)
+        for part in gateways.loop.iterate(self._chunks(body)):
+            for message in message_chunks(part):
+                chunk = ChatGenerationChunk(message=message)
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        body = self._body(messages, stop, kwargs)
+        async with aclosing(gateways.loop.aiterate(self._chunks(body))) as parts:
+            async for part in parts:
+                for message in message_chunks(part):
+                    chunk = ChatGenerationChunk(message=message)
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+
+    # The coroutines below run on the background loop.
+
+    async def _complete(self, body: Json) -> Json:
+        return await self._calls().complete(await self._addressed(body))
+
+    async def _chunks(self, body: Json) -> AsyncGenerator[Json]:
+        addressed = await self._addressed({**body, "stream_options": {"include_usage": True}})
+        async with aclosing(self._calls().stream(addressed)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _count(self, body: Json) -> int:
+        return await self._calls().count_tokens(await self._addressed(body))
+
+    async def _addressed(self, body: Json) -> Json:
+        """The body with the name of the model, which is asked for where nobody gave one."""
+        name = body.get("model", self.model)
+        if name is None or (self.base_url is None and name == self.model):
+            name = (await self._serving())["id"]
+        return {**body, "model": name}
+
+    async def _serving(self) -> Json:
+        if self._served is None:
+            entries = {entry["id"]: entry for entry in await self._calls().models()}
+            name = self.model if self.base_url and self.model else next(iter(entries))
+            if name not in entries:
+                known = ", ".join(entries)
+                raise ModelNotFoundError(f"the model {name!r} is not served; served: {known}")
+            self._served = entries[name]
+            limit: ModelProfile = {"max_input_tokens": self._served["max_input_tokens"]}
+            self.profile = {**limit, **(self.profile or {})}
+        return self._served
+
+    def _calls(self) -> Calls:
+        return Calls(self._gateway(), self.timeout, self.max_retries)
+
+    def _warming(self, system: System, tools: Sequence[AnyTool]) -> Json:
+        # Templates want a question behind the system message; what it is does not matter.
+        first = system if isinstance(system, SystemMessage) else SystemMessage(system)
+        fields = {"tools": self._wire_tools(tools), "max_tokens": 0}
+        return self._body([first, HumanMessage("")], [], fields)
+
+    def _wire_tools(self, tools: Sequence[AnyTool], strict: bool | None = None) -> list[Json]:
+        return wire_tools(tools, strict=strict, stable_order=self.stable_tool_order)
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragcache-chat"
+
+    @property
+    def _identifying_params(self) -> Json:
+        return self.model_dump(exclude={"api_key", "default_headers", "profile"})
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """The variable that a serialized model's key is read from again."""
+        return {"api_key": "RAGCACHE_API_KEY"}
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether `langchain_core.load` can write and read it."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """The path under which it is written."""
+        return ["langchain_ragcache", "chat_models"]
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        params.setdefault("ls_model_name", self._served["id"] if self._served else "default")
+        if stops := stop or self.stop:
+            params["ls_stop"] = stops
+        return params
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        return {
+            "text_inputs": True,
+            "text_outputs": True,
+            "image_inputs": False,
+            "audio_inputs": False,
+            "video_inputs": False,
+            "tool_calling": True,
+            "tool_choice": True,
+            "structured_output": True,
+            "temperature": True,
+        }
+
+
+def _result(body: Json) -> ChatResult:
+    generations = [ChatGeneration(message=message) for message in whole_messages(body)]
+    return ChatResult(generations=generations)
+
+
+def _usage(body: Json) -> UsageMetadata:
+    usage = whole_messages(body)[0].usage_metadata
+    assert usage is not None  # every body has it
+    return usage

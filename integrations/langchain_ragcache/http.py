@@ -1,0 +1,119 @@
+"""A gateway at a URL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from langchain_ragcache.failures import Refused, Unreachable
+
+Json = dict[str, Any]
+
+CHAT = "/v1/chat/completions"
+_STATUS_OF_TYPE = {"server_error": 500, "rate_limit_error": 429, "authentication_error": 401}
+
+
+class HttpGateway:
+    """Speaks to `ragcache serve` at `base_url`, which may end in /v1; belongs to one event loop.
+
+    Every request raises `Refused` for an error and `Unreachable` where no answer comes back.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
+        self._url = base_url.rstrip("/").removesuffix("/v1")
+        self._headers = headers
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def models(self) -> list[Json]:
+        """What is served, the canonical name first."""
+        async with self._answer("GET", "/v1/models") as response:
+            return list((await _json(response))["data"])
+
+    async def complete(self, body: Json) -> Json:
+        """The whole answer to a chat completion."""
+        async with self._answer("POST", CHAT, body) as response:
+            return await _json(response)
+
+    async def stream(self, body: Json) -> AsyncGenerator[Json]:
+        """The chunks of the answer; closing the iterator closes the connection."""
+        async with self._answer("POST", CHAT, {**body, "stream": True}) as response:
+            async for data in _events(response.content):
+                if data == b"[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise _refused(_STATUS_OF_TYPE.get(chunk["error"].get("type"), 400), chunk)
+                yield chunk
+        raise Unreachable(f"{self._url} ended the stream before the answer was complete")
+
+    async def count_tokens(self, body: Json) -> int:
+        """The prompt tokens of a chat completion."""
+        async with self._answer("POST", f"{CHAT}/count_tokens", body) as response:
+            return int((await _json(response))["prompt_tokens"])
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened on the loop that uses it."""
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+                connector=aiohttp.TCPConnector(limit=0),  # the server's queue decides
+                trust_env=True,
+            )
+        return self._opened
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: Json | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._session.request(method, self._url + path, json=body) as response:
+                if response.status >= 400:
+                    raise await _error(response)
+                yield response
+        except aiohttp.ClientError as error:
+            reason = str(error) or type(error).__name__
+            raise Unreachable(f"no answer from {self._url}: {reason}") from error
+
+
+async def _json(response: aiohttp.ClientResponse) -> Json:
+    try:
+        return dict(await response.json(content_type=None))
+    except ValueError as error:
+        raise Unreachable(f"{response.url} answered with something that is no JSON") from error
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events; comments keep the connection alive and say nothing."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+async def _error(response: aiohttp.ClientResponse) -> Refused:
+    text = await response.text(errors="replace")
+    retry_after = response.headers.get("Retry-After", "")
+    seconds = float(retry_after) if retry_after.isdecimal() else None
+    try:
+        return _refused(response.status, json.loads(text), seconds)
+    except (ValueError, LookupError, TypeError):  # a proxy's own page
+        said = " ".join(text.split())[:200]
+        return Refused(response.status, f"{response.status} from {response.url}: {said}")
+
+
+def _refused(status: int, body: Json, retry_after: float | None = None) -> Refused:
+    error = body["error"]
+    return Refused(status, str(error["message"]), error.get("code"), retry_after)

@@ -1,0 +1,138 @@
+"""`with_structured_output`: a schema that is kept by decoding, and the parser of what comes."""
+
+from __future__ import annotations
+
+import re
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.base import BaseLLMOutputParser
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    PydanticToolsParser,
+)
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import (
+    convert_to_openai_function,
+    convert_to_openai_tool,
+)
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+if TYPE_CHECKING:
+    from langchain_core.utils.pydantic import TBaseModel  # noqa: F401  # mypy's plugin wants it
+
+    from langchain_ragcache.chat_models import ChatRagcache
+
+Json = dict[str, Any]
+Schema = Json | type
+Method = Literal["json_schema", "function_calling", "json_mode"]
+
+
+def structured_output(
+    model: ChatRagcache,
+    schema: Schema | None,
+    method: Method,
+    strict: bool | None,
+    fields: Json,
+) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
+    """The model with what enforces `schema` and other `fields`, and the parser of its answers.
+
+    Raises ValueError for an unknown method, or where a schema is missing.
+    """
+    if schema is None and method != "json_mode":
+        raise ValueError(f"schema: is required with method {method!r}")
+    if method == "function_calling":
+        assert schema is not None
+        return _with_call(model, schema, strict, fields)
+    if method not in ("json_schema", "json_mode"):
+        raise ValueError(
+            f"method: {method!r} is none of 'json_schema', 'function_calling', 'json_mode'"
+        )
+    wire = {"type": "json_object"} if method == "json_mode" else response_format(schema, strict)
+    bound = model.bind(response_format=wire, **_traced(schema, method, strict), **fields)
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        return bound, WholeObject(pydantic_object=schema)
+    return bound, WholeJson()
+
+
+def response_format(schema: Any, strict: bool | None = None) -> Json:
+    """The request's `response_format` for a class, a JSON schema, or what has this form already."""
+    if isinstance(schema, dict) and schema.get("type") in ("json_schema", "json_object", "text"):
+        return schema
+    if isinstance(schema, dict) and not {"title", "name", "function"} & schema.keys():
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    function = convert_to_openai_function(schema, strict=strict)
+    function["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", function["name"])[:64]
+    function["schema"] = function.pop("parameters")
+    return {"type": "json_schema", "json_schema": function}
+
+
+def parsed_beside_raw(
+    answers: Runnable[Any, AIMessage], parser: Runnable[Any, Any]
+) -> Runnable[Any, Json]:
+    """The message as `raw`, what was parsed or None, and the `parsing_error` or None."""
+    success = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    failure = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=answers) | success.with_fallbacks(
+        [failure], exception_key="parsing_error"
+    )
+
+
+class _Whole(BaseLLMOutputParser[Any]):
+    """Refuses JSON that `max_tokens` has cut off: what is left of it would pass for an answer."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """See `BaseLLMOutputParser`; raises OutputParserException."""
+        (generation, *_) = result
+        if isinstance(generation, ChatGeneration):
+            message = generation.message
+            if message.response_metadata.get("finish_reason") == "length":
+                raise OutputParserException(
+                    "the answer ended at max_tokens before its JSON was complete",
+                    llm_output=message.text,
+                )
+        return super().parse_result(result, partial=partial)  # type: ignore[safe-super]
+
+
+class WholeJson(_Whole, JsonOutputParser):
+    """Dicts; parts of them while they are streamed."""
+
+
+class WholeObject(_Whole, PydanticOutputParser[Any]):
+    """Objects of a pydantic class."""
+
+
+class WholeCall(_Whole, JsonOutputKeyToolsParser):
+    """The arguments of a call as a dict."""
+
+
+class WholeObjectCall(_Whole, PydanticToolsParser):
+    """The arguments of a call as an object of a pydantic class."""
+
+
+def _with_call(
+    model: ChatRagcache, schema: Schema, strict: bool | None, fields: Json
+) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
+    name = convert_to_openai_tool(schema)["function"]["name"]
+    bound = model.bind_tools(
+        [schema],
+        tool_choice=name,
+        strict=strict,
+        **_traced(schema, "function_calling", strict),
+        **fields,
+    )
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        return bound, WholeObjectCall(tools=[schema], first_tool_only=True)
+    return bound, WholeCall(key_name=name, first_tool_only=True)
+
+
+def _traced(schema: Schema | None, method: Method, strict: bool | None) -> Json:
+    """What LangChain's tracers get to see of it."""
+    kwargs = {"method": method, "strict": strict}
+    return {"ls_structured_output_format": {"kwargs": kwargs, "schema": schema}}

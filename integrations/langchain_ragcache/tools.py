@@ -1,0 +1,56 @@
+"""LangChain's tools, and the choice among them, as the fields of a chat completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+Json = dict[str, Any]
+AnyTool = Json | type | Callable[..., Any] | BaseTool
+
+
+def wire_tools(tools: Sequence[AnyTool], *, strict: bool | None, stable_order: bool) -> list[Json]:
+    """The request's `tools`; with `stable_order` by name, so that every process sends the same.
+
+    Raises ValueError for what cannot be made into a tool.
+    """
+    converted = [_tool(tool, strict) for tool in tools]
+    return sorted(converted, key=name_of) if stable_order else converted
+
+
+def name_of(tool: Json) -> str:
+    """The name by which a tool of a request is called."""
+    return str(tool["function"]["name"])
+
+
+def wire_choice(choice: Json | str | bool | None, tools: Sequence[Json]) -> Json | str | None:
+    """The request's `tool_choice`, None where it is left to the model.
+
+    Raises ValueError for a name that none of the tools has.
+    """
+    if choice is None or choice is False or not tools:
+        return None
+    if choice is True or choice in ("any", "required"):
+        return "required"
+    if choice in ("auto", "none") or isinstance(choice, dict):
+        return choice
+    if choice not in map(name_of, tools):
+        known = ", ".join(map(name_of, tools))
+        raise ValueError(f"tool_choice: there is no tool {choice!r} among {known}")
+    return {"type": "function", "function": {"name": choice}}
+
+
+def _tool(tool: AnyTool, strict: bool | None) -> Json:
+    wire = convert_to_openai_tool(tool, strict=strict)
+    marker = _marker(tool)
+    return wire if marker is None else {**wire, "cache_control": marker}
+
+
+def _marker(tool: AnyTool) -> Any:
+    """Caching middleware leaves it in a tool's extras, Anthropic's form has it in the tool."""
+    if isinstance(tool, BaseTool):
+        return (tool.extras or {}).get("cache_control")
+    return tool.get("cache_control") if isinstance(tool, dict) else None
