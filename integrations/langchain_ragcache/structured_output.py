@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.base import BaseLLMOutputParser
@@ -25,15 +26,13 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 if TYPE_CHECKING:
     from langchain_core.utils.pydantic import TBaseModel  # noqa: F401  # mypy's plugin wants it
 
-    from langchain_ragcache.chat_models import ChatRagcache
-
 Json = dict[str, Any]
 Schema = Json | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
 
 def structured_output(
-    model: ChatRagcache,
+    model: BaseChatModel,
     schema: Schema | None,
     method: Method,
     strict: bool | None,
@@ -117,7 +116,7 @@ class WholeObjectCall(_Whole, PydanticToolsParser):
 
 
 def _with_call(
-    model: ChatRagcache, schema: Schema, strict: bool | None, fields: Json
+    model: BaseChatModel, schema: Schema, strict: bool | None, fields: Json
 ) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
     name = convert_to_openai_tool(schema)["function"]["name"]
     bound = model.bind_tools(

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, merge_message_runs
-from langgraph.graph.message import add_messages
-
 from langchain_ragcache.passages import passage_messages
+from langgraph.graph.message import add_messages
 
 
 def document(text, source=None, **rest):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from langchain_ragcache.prompt_changes import PromptChanges
 
 SYSTEM = "You answer from the passages given."
