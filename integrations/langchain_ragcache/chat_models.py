@@ -251,21 +251,6 @@ class ChatRagcache(Options):
     def _identifying_params(self) -> Json:
         return self.model_dump(exclude={"api_key", "default_headers", "profile"})
 
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """The variable that a serialized model's key is read from again."""
-        return {"api_key": "RAGCACHE_API_KEY"}
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """Whether `langchain_core.load` can write and read it."""
-        return True
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """The path under which it is written."""
-        return ["langchain_ragcache", "chat_models"]
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = PROVIDER

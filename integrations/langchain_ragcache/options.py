@@ -43,7 +43,7 @@ class Options(BaseChatModel, ABC):
         default_factory=secret_from_env("RAGCACHE_API_KEY", default=None)
     )
     """Of the gateway; each key has a cache of its own."""
-    default_headers: dict[str, str] = Field(default_factory=dict)
+    default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     """Sent with every request."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Embedded, the options of `ragcache serve`: {"kv_cache_memory": "2GiB", …}."""
