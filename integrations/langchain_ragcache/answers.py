@@ -81,13 +81,14 @@ def _explanation(body: Json) -> dict[str, Any]:
 
 def _usage(usage: Json) -> UsageMetadata:
     """LangChain's input tokens are the whole prompt, of which the details are parts."""
-    details = usage["prompt_tokens_details"]
+    details = usage.get("prompt_tokens_details") or {}
     return UsageMetadata(
         input_tokens=usage["prompt_tokens"],
         output_tokens=usage["completion_tokens"],
         total_tokens=usage["total_tokens"],
         input_token_details=InputTokenDetails(
-            cache_read=details["cached_tokens"], cache_creation=details["cache_write_tokens"]
+            cache_read=details.get("cached_tokens") or 0,
+            cache_creation=details.get("cache_write_tokens") or 0,
         ),
     )
 

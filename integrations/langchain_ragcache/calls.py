@@ -72,7 +72,7 @@ class Calls:
             except Refused as error:
                 if begun or tries >= self.max_retries or error.status not in _MAY_PASS:
                     raise
-                pause = error.retry_after or min(0.5 * 2**tries, _LONGEST_PAUSE)
+                pause = min(error.retry_after or 0.5 * 2**tries, _LONGEST_PAUSE)
             await asyncio.sleep(pause)
 
     @asynccontextmanager

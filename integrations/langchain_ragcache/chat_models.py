@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
@@ -174,7 +174,7 @@ class ChatRagcache(Options):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        body = self._body(messages, stop, kwargs)
+        body = self._streamed(messages, stop, kwargs)
         for part in gateways.loop.iterate(self._chunks(body)):
             for message in message_chunks(part):
                 chunk = ChatGenerationChunk(message=message)
@@ -189,7 +189,7 @@ class ChatRagcache(Options):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        body = self._body(messages, stop, kwargs)
+        body = self._streamed(messages, stop, kwargs)
         async with aclosing(gateways.loop.aiterate(self._chunks(body))) as parts:
             async for part in parts:
                 for message in message_chunks(part):
@@ -198,14 +198,21 @@ class ChatRagcache(Options):
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
+    def _streamed(
+        self, messages: list[BaseMessage], stop: list[str] | None, call: Mapping[str, Any]
+    ) -> Json:
+        body = self._body(messages, stop, call)
+        if body.get("n", 1) != 1:
+            raise ValueError("n: only one answer can be streamed")  # chunks are merged into one
+        return {**body, "stream_options": {"include_usage": True}}
+
     # The coroutines below run on the background loop.
 
     async def _complete(self, body: Json) -> Json:
         return await self._calls().complete(await self._addressed(body))
 
     async def _chunks(self, body: Json) -> AsyncGenerator[Json]:
-        addressed = await self._addressed({**body, "stream_options": {"include_usage": True}})
-        async with aclosing(self._calls().stream(addressed)) as chunks:
+        async with aclosing(self._calls().stream(await self._addressed(body))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
