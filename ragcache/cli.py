@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
 
-from ragcache.bench.options import EngineBench, GatewayBench, PrefixBench, ServeBench
+from ragcache.bench.options import (
+    EngineBench,
+    GatewayBench,
+    LangchainBench,
+    PrefixBench,
+    ServeBench,
+)
 from ragcache.config import ServeSettings
 from ragcache.errors import ConfigError, RagcacheError
 
@@ -39,6 +45,7 @@ class Bench(BaseModel):
     prefix: CliSubCommand[PrefixBench]
     engine: CliSubCommand[EngineBench]
     gateway: CliSubCommand[GatewayBench]
+    langchain: CliSubCommand[LangchainBench]
 
     def cli_cmd(self) -> None:
         """Run the chosen benchmark."""

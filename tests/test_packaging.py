@@ -102,7 +102,8 @@ def test_the_base_install_has_all_that_the_package_imports(metadata):
     declared = {name for extra in ("", "gpu", "redis") for name in requirements(metadata, extra)}
     declared.add("pydantic-core")  # pydantic's own, at its exact version
     owners = packages_distributions()
-    imported = {name for folder in SOURCES[:2] for name in third_party(ROOT / folder)}
+    imported = {name for folder in SOURCES for name in third_party(ROOT / folder)}
+    imported.remove("langchain_ragcache")  # what `bench langchain` measures, and asks for by name
     missing = {
         name
         for name in imported

@@ -8,40 +8,18 @@ pass is not, and the time that its stand-in takes is measured and subtracted.
 from __future__ import annotations
 
 import asyncio
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import median
 from typing import Any
 
 import aiohttp
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
-from ragcache.bench.hashing import HashRunner
+from ragcache.bench.figures import percentile
 from ragcache.bench.options import GatewayBench
-from ragcache.config import ServeSettings
-from ragcache.engine.batch import StepBatch
-from ragcache.engine.model import find_model
-from ragcache.gateway.app import create_app, listening
-from ragcache.loading import assemble, start_engine
-from ragcache.prompt.loader import load_tokenizer
-from ragcache.serving import ServedModel, Serving
+from ragcache.bench.standin import MODEL, StandIn, served_stand_in
 
-NUM_BLOCKS = 20_000
-VOCAB_SIZE = 49_152
-
-
-class TimedRunner(HashRunner):
-    """Adds up the time that the stand-in for the model takes."""
-
-    seconds = 0.0
-
-    def run(self, batch: StepBatch) -> Tensor:
-        """See `HashRunner`."""
-        started = perf_counter()
-        logits = super().run(batch)
-        self.seconds += perf_counter() - started
-        return logits
+WARM_UP = 5  # requests that are not counted
 
 
 def run(options: GatewayBench) -> dict[str, Any]:
@@ -59,45 +37,29 @@ def render(results: dict[str, Any]) -> Table:
 
 
 async def _run(options: GatewayBench) -> dict[str, Any]:
-    runner, serving = await asyncio.to_thread(_fake_serving)
-    loading: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
-    loading.set_result(serving)
-    try:
-        async with listening(create_app(loading), "127.0.0.1", 0) as url:
-            return await _measure(options, runner, url)
-    finally:
-        await asyncio.to_thread(serving.close)
+    async with served_stand_in() as (stand_in, url):
+        return await _measure(options, stand_in, url)
 
 
-def _fake_serving() -> tuple[TimedRunner, Serving]:
-    settings = ServeSettings()
-    runner = TimedRunner(NUM_BLOCKS, settings.block_size, VOCAB_SIZE)
-    pool_tokens = NUM_BLOCKS * settings.block_size
-    model = ServedModel(("fake",), pool_tokens, pool_tokens, VOCAB_SIZE, frozenset(), "fake")
-    source = find_model(None)
-    tokenizer = load_tokenizer(source.location)
-    return runner, assemble(model, tokenizer, start_engine(runner, NUM_BLOCKS, settings))
-
-
-async def _measure(options: GatewayBench, runner: TimedRunner, url: str) -> dict[str, Any]:
+async def _measure(options: GatewayBench, stand_in: StandIn, url: str) -> dict[str, Any]:
     system = " ".join(f"word{i}" for i in range(options.words))
     times: list[float] = []
     prompt_tokens = 0
     async with aiohttp.ClientSession() as http:
-        for index in track(range(options.requests + 5), description="gateway"):
+        for index in track(range(options.requests + WARM_UP), description="gateway"):
             question = f"Question {index}: what do the passages say?"
             messages = [("system", system), ("user", question)]
             body = {
-                "model": "fake",
+                "model": MODEL,
                 "max_tokens": 1,
                 "temperature": 0,
                 "messages": [{"role": role, "content": text} for role, text in messages],
             }
-            before, started = runner.seconds, perf_counter()
+            started = stand_in.clock()
             async with http.post(f"{url}/v1/chat/completions", json=body) as response:
                 answer = await response.json()
-            times.append(perf_counter() - started - (runner.seconds - before))
+            times.append(stand_in.clock() - started)
             response.raise_for_status()
             prompt_tokens = answer["usage"]["prompt_tokens"]
-    warm = times[5:]
-    return {"prompt_tokens": prompt_tokens, "p50": median(warm), "p95": quantiles(warm, n=20)[-1]}
+    warm = times[WARM_UP:]
+    return {"prompt_tokens": prompt_tokens, "p50": median(warm), "p95": percentile(warm, 95)}

@@ -57,6 +57,16 @@ class GatewayBench(BenchOptions):
     words: PositiveInt = Field(700, description="words in the prompt that all requests share")
 
 
+class LangchainBench(BenchOptions):
+    """Time what LangChain's chat model adds to the bare engine, in process and over HTTP."""
+
+    module = "langchain"
+
+    calls: PositiveInt = Field(200, description="calls of each kind, one after the other")
+    words: PositiveInt = Field(1000, description="words in the prompt that all calls share")
+    tokens: PositiveInt = Field(32, description="tokens of a streamed answer")
+
+
 class ServeBench(BenchOptions):
     """Load a running server with agents that share prompts: hit rate, latency, throughput."""
 

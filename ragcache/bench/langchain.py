@@ -1,0 +1,163 @@
+"""`ragcache bench langchain`: what `ChatRagcache` adds to a call of the bare engine.
+
+The same conversation, each time with another question, goes to the engine as token ids (the
+control), through `ChatRagcache` in this process, and through `ChatRagcache` over a real socket.
+They take turns, so that what else the machine does hits all alike. The model is a stand-in, whose
+time is subtracted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from itertools import count
+from statistics import median
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from rich.progress import track
+from rich.table import Table
+
+from ragcache.bench.figures import percentile
+from ragcache.bench.options import LangchainBench
+from ragcache.bench.prose import prose
+from ragcache.bench.standin import MODEL, StandIn, served_stand_in
+from ragcache.bench.tokens import ChatTokenizer
+from ragcache.embedded import EmbeddedGateway
+from ragcache.engine.request import Request
+from ragcache.errors import ConfigError
+from ragcache.types import SamplingParams, Token
+
+try:
+    from langchain_ragcache import ChatRagcache, shutdown
+except ImportError as error:
+    raise ConfigError(
+        "bench langchain measures the chat model, which is a package of its own: "
+        "pip install langchain-ragcache"
+    ) from error
+
+WARM_UP = 5  # rounds that are not counted
+
+Messages = list[tuple[str, str]]
+
+
+class Call(NamedTuple):
+    """A call that has been made; `seconds` are without those of the stand-in."""
+
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+Subject = Callable[[Messages], Awaitable[Call]]
+
+
+def run(options: LangchainBench) -> dict[str, Any]:
+    """Measure; times are in seconds."""
+    return asyncio.run(_run(options))
+
+
+def render(results: dict[str, Any]) -> Table:
+    """Lay the results of `run` out as a table."""
+    table = Table(title="calls, in milliseconds")
+    for name in ("call", "through"):
+        table.add_column(name)
+    for name in ("prompt", "output", "p50", "p95", "added", "added per token"):
+        table.add_column(name, justify="right")
+    for row in results["rows"]:
+        tokens = (str(row[name]) for name in ("prompt_tokens", "output_tokens"))
+        times = (row["p50"], row["p95"], row["added"], row["added"] / row["output_tokens"])
+        table.add_row(row["call"], row["through"], *tokens, *(f"{t * 1e3:.2f}" for t in times))
+    return table
+
+
+async def _run(options: LangchainBench) -> dict[str, Any]:
+    async with served_stand_in() as (stand_in, url):
+        try:
+            return await _measure(options, stand_in, url)
+        finally:
+            await asyncio.to_thread(shutdown)
+
+
+async def _measure(options: LangchainBench, stand_in: StandIn, url: str) -> dict[str, Any]:
+    system = prose(random.Random(0), options.words)
+    rows: list[dict[str, Any]] = []
+    for name, ask, tokens in (("invoke", _invoke, 1), ("astream", _astream, options.tokens)):
+        limits: dict[str, Any] = {"temperature": 0, "max_tokens": tokens}
+        embedded = ChatRagcache(engine=EmbeddedGateway(stand_in.serving), base_url=None, **limits)
+        remote = ChatRagcache(model=MODEL, base_url=url, **limits)
+        subjects: dict[str, Subject] = {
+            "engine": partial(_control, stand_in, ChatTokenizer(stand_in.tokenizer), tokens),
+            "in process": partial(ask, stand_in, embedded),
+            "HTTP": partial(ask, stand_in, remote),
+        }
+        rows += _rows(name, await _take_turns(subjects, system, options.calls))
+    return {"rows": rows}
+
+
+async def _take_turns(
+    subjects: dict[str, Subject], system: str, rounds: int
+) -> dict[str, list[Call]]:
+    calls: dict[str, list[Call]] = {through: [] for through in subjects}
+    numbers = count(100_000)  # all of the same length
+    for _ in track(range(rounds + WARM_UP), description="calls"):
+        for through, call in subjects.items():
+            question = f"Question {next(numbers)}: what do the passages say?"
+            calls[through].append(await call([("system", system), ("user", question)]))
+    return {through: made[WARM_UP:] for through, made in calls.items()}
+
+
+def _rows(name: str, calls: dict[str, list[Call]]) -> list[dict[str, Any]]:
+    seconds = {through: [each.seconds for each in made] for through, made in calls.items()}
+    control = median(seconds["engine"])
+    return [
+        {
+            "call": name,
+            "through": through,
+            "prompt_tokens": made[-1].prompt_tokens,
+            "output_tokens": made[-1].output_tokens,
+            "p50": median(seconds[through]),
+            "p95": percentile(seconds[through], 95),
+            "added": median(seconds[through]) - control,
+        }
+        for through, made in calls.items()
+    ]
+
+
+async def _control(
+    stand_in: StandIn, tokenizer: ChatTokenizer, tokens: int, messages: Messages
+) -> Call:
+    prompt = tokenizer.prompt_ids([{"role": role, "content": text} for role, text in messages])
+    sampling = SamplingParams(tokens, temperature=0)
+    started = stand_in.clock()
+    request = Request(uuid4().hex, prompt, sampling, b"control", frozenset())
+    produced = 0
+    async for events in stand_in.client.submit(request):
+        produced += sum(isinstance(event, Token) for event in events)
+    return Call(stand_in.clock() - started, len(prompt), produced)
+
+
+async def _invoke(stand_in: StandIn, model: ChatRagcache, messages: Messages) -> Call:
+    """On a thread: the gateway answers on this one's event loop."""
+
+    def call() -> Call:
+        started = stand_in.clock()
+        usage = model.invoke(messages).usage_metadata
+        return _call(stand_in.clock() - started, usage)
+
+    return await asyncio.to_thread(call)
+
+
+async def _astream(stand_in: StandIn, model: ChatRagcache, messages: Messages) -> Call:
+    usage = None
+    started = stand_in.clock()
+    async for chunk in model.astream(messages):
+        usage = chunk.usage_metadata or usage
+    return _call(stand_in.clock() - started, usage)
+
+
+def _call(seconds: float, usage: Mapping[str, Any] | None) -> Call:
+    assert usage is not None  # every answer has it
+    return Call(seconds, usage["input_tokens"], usage["output_tokens"])
