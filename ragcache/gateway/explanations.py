@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from ragcache.types import Explanation
@@ -15,4 +15,5 @@ def extension(explanation: Explanation | None, block_size: int) -> dict[str, Any
 
 def explanation_body(explanation: Explanation, block_size: int) -> dict[str, Any]:
     """The fields of `Explanation`, and the tokens of a block: nothing smaller is ever shared."""
-    return {**asdict(explanation), "block_size": block_size}
+    body = {field.name: getattr(explanation, field.name) for field in fields(explanation)}
+    return {**body, "block_size": block_size}

@@ -22,7 +22,7 @@ from ragcache.errors import InvalidRequest
 class Fields(BaseModel):
     """An object that a client sends: nothing is coerced, unknown fields are tolerated."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
 
 Harmless = Mapping[str, tuple[Any, ...]]  # field → values that ask for nothing, besides null

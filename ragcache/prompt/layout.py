@@ -39,9 +39,10 @@ class TokenizedPrompt(ABC):
 
     @abstractmethod
     def layout(self) -> PromptLayout:
-        """The parts of the prompt, found when asked for: a conversation is rendered once more.
+        """The parts of the prompt.
 
-        For a long conversation that is work for a thread.
+        They are found when first asked for, which for a long conversation is work for a thread:
+        it is rendered once more.
         """
 
     @abstractmethod
@@ -89,7 +90,7 @@ class ChatTokens(TokenizedPrompt):
         return ids
 
     def layout(self) -> PromptLayout:
-        """The parts that `segments.outline` finds; found once."""
+        """The parts that `segments.outline` finds."""
         return self._layout
 
     def place(self, token: int) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from ragcache.errors import ContextLengthExceeded, InvalidRequest
 from ragcache.prompt.bounds import LengthBound
 from ragcache.prompt.detokenize import Detokenizer
 from ragcache.prompt.encoder import Encoder
-from ragcache.prompt.layout import ChatTokens, PlainPrompt, PromptLayout, TokenizedPrompt
+from ragcache.prompt.layout import ChatTokens, PlainPrompt, TokenizedPrompt
 from ragcache.prompt.template import ChatTemplate, require_encodable
 from ragcache.prompt.tool_format import ToolFormat
 from ragcache.prompt.vocabulary import Vocabulary
@@ -123,9 +123,14 @@ class TokenizerPool:
     async def encode_chat(
         self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
     ) -> TokenizedPrompt:
-        """`PromptTokenizer.encode_chat` on a thread."""
-        is_large = _is_large_chat(prompt)
-        return await self._run(is_large, self.prompts.encode_chat, prompt, max_tokens, scope)
+        """`PromptTokenizer.encode_chat` on a thread, which finds the layout too."""
+
+        def work() -> TokenizedPrompt:
+            encoded = self.prompts.encode_chat(prompt, max_tokens, scope)
+            encoded.layout()  # is kept
+            return encoded
+
+        return await self._run(_is_large_chat(prompt), work)
 
     async def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
         """`PromptTokenizer.encode_text` on a thread."""
@@ -134,10 +139,6 @@ class TokenizerPool:
     async def read_tokens(self, token_ids: Sequence[int]) -> TokenizedPrompt:
         """`PromptTokenizer.read_tokens` on a thread."""
         return await self._run(_is_large(token_ids), self.prompts.read_tokens, token_ids)
-
-    async def layout(self, prompt: TokenizedPrompt) -> PromptLayout:
-        """`TokenizedPrompt.layout` on a thread."""
-        return await self._run(_is_large(prompt.text), prompt.layout)
 
     async def place(self, prompt: TokenizedPrompt, token: int) -> tuple[str, int]:
         """`TokenizedPrompt.place` on a thread."""

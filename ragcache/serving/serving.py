@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,6 @@ from ragcache.types import (
     Explanation,
     GenerateRequest,
     SamplingParams,
-    Segment,
 )
 
 COUNTED = 4  # contexts; whoever counts wants to know by how much a prompt is too long
@@ -98,18 +96,19 @@ class Serving:
             EngineUnavailable: when the engine has stopped.
         """
         self._client.require_room()  # before the work of tokenizing, not only after it
-        prompt = await self._encode(request)
+        namespace = namespace_name(self._owner(request.tenant), request.cache_salt)
+        prompt = await self._encode(request, namespace)
         if not isinstance(request.prompt, tuple):  # ids are checked before they are read
             self._check(prompt.token_ids, _field(request.prompt))
         sampling = self._resolve(request.sampling, len(prompt.token_ids))
         grammar = await self._grammar(request)
-        prompted = await self._prompted(request, prompt)
+        prompted = self._prompted(request, prompt, namespace)
         placed = prompted.breakpoints
         engine_request = Request(
             request.id,
             prompt.token_ids,
             sampling,
-            self._namespace(request),
+            namespace,
             self.model.eos_token_ids,
             grammar=grammar,
             breakpoints=placed.retentions(),
@@ -167,9 +166,6 @@ class Serving:
     def _owner(self, tenant: str) -> bytes:
         return owner_name(self.model.fingerprint, tenant)
 
-    def _namespace(self, request: GenerateRequest) -> bytes:
-        return namespace_name(self._owner(request.tenant), request.cache_salt)
-
     async def _grammar(self, request: GenerateRequest) -> Grammar | None:
         tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
         if not tools and request.output.schema is None:
@@ -180,13 +176,15 @@ class Serving:
             work = partial(self._grammars.compile, tools, request.output)
             return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
 
-    async def _prompted(self, request: GenerateRequest, prompt: TokenizedPrompt) -> Prompted:
-        layout = await self._tokenizer.layout(prompt)
+    def _prompted(
+        self, request: GenerateRequest, prompt: TokenizedPrompt, namespace: bytes
+    ) -> Prompted:
+        layout = prompt.layout()
         wanted = request.prompt.breakpoints if isinstance(request.prompt, ChatPrompt) else ()
         block_size = self.stats().block_size
         tools_end = max((part.end for part in layout.segments if part.name == "tools"), default=0)
         placed = PlacedBreakpoints(wanted, layout.breakpoints, block_size, tools_end)
-        explainer = self._explainer(request, prompt, layout.segments, placed)
+        explainer = self._explainer(request, prompt, namespace, placed)
         room = self.max_model_len - len(prompt.token_ids)
         return Prompted(request, prompt, placed, explainer, room)
 
@@ -194,7 +192,7 @@ class Serving:
         self,
         request: GenerateRequest,
         prompt: TokenizedPrompt,
-        segments: Sequence[Segment],
+        namespace: bytes,
         placed: PlacedBreakpoints,
     ) -> Explainer | None:
         if not self.model.prefix_caching:
@@ -204,16 +202,15 @@ class Serving:
             self._tokenizer,
             request,
             prompt,
-            self._history.fingerprint(self._namespace(request), prompt.packed(), segments),
+            self._history.fingerprint(namespace, prompt.packed(), prompt.layout().segments),
             placed.retentions(),
             placed.reach if request.explicit_caching else None,
         )
 
-    async def _encode(self, request: GenerateRequest) -> TokenizedPrompt:
+    async def _encode(self, request: GenerateRequest, namespace: bytes) -> TokenizedPrompt:
         prompt, limit = request.prompt, self.max_model_len
         if isinstance(prompt, ChatPrompt):
-            scope = self._namespace(request).hex()
-            return await self._tokenizer.encode_chat(prompt, limit, scope)
+            return await self._tokenizer.encode_chat(prompt, limit, namespace.hex())
         if isinstance(prompt, str):
             return await self._tokenizer.encode_text(prompt, limit)
         self._check(list(prompt), "prompt")

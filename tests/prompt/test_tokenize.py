@@ -5,6 +5,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -134,8 +135,7 @@ async def test_concurrent_prompts_get_the_tokens_of_serial_ones(
     results = await asyncio.gather(*map(pool.encode_chat, chats), pool.encode_text("raw"))
     expected = [smollm2_prompts.encode_chat(prompt).token_ids for prompt in chats]
     assert [result.token_ids for result in results[:-1]] == expected
-    layouts = await asyncio.gather(*map(pool.layout, results[:-1]))
-    ends = [layout.segments[-1].end for layout in layouts]
+    ends = [result.layout().segments[-1].end for result in results[:-1]]
     assert ends == [len(ids) for ids in expected]
 
 
@@ -171,7 +171,10 @@ async def test_large_prompts_leave_the_threads_to_small_ones(
 
     def hold(encode: Callable[..., Any]) -> Callable[..., Any]:
         def encode_unless_huge(prompt: Any, *options: Any) -> Any:
-            return release.wait() if huge in str(prompt) else encode(prompt, *options)
+            if huge not in str(prompt):
+                return encode(prompt, *options)
+            release.wait()
+            return MagicMock()
 
         return encode_unless_huge
 
@@ -188,12 +191,20 @@ async def test_large_prompts_leave_the_threads_to_small_ones(
     waiting = [asyncio.ensure_future(encoding) for encoding in large]
     try:
         small = await asyncio.wait_for(pool.encode_chat(chat("small")), timeout=20)
-        assert (await pool.layout(small)).segments[-1].end == len(small.token_ids)
+        assert small.layout().segments[-1].end == len(small.token_ids)
         assert not any(encoding.done() for encoding in waiting)
     finally:
         release.set()
         await asyncio.gather(*waiting)
         pool.close()
+
+
+async def test_a_layout_is_found_on_the_thread_that_encodes(
+    pool: TokenizerPool, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = await pool.encode_chat(chat("hi"))
+    monkeypatch.setattr(pool.prompts.template, "render", None)
+    assert prompt.layout().segments[-1].end == len(prompt.token_ids)
 
 
 async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
@@ -211,7 +222,7 @@ async def test_token_ids_read_as_their_text_and_are_one_segment(pool: TokenizerP
     ids = (await pool.encode_text("<|im_start|>grüße 😀!")).token_ids
     prompt = await pool.read_tokens(ids)
     assert (prompt.token_ids, prompt.text) == (ids, "<|im_start|>grüße 😀!")
-    assert (await pool.layout(prompt)).segments == (("prompt", 0, len(ids)),)
+    assert prompt.layout().segments == (("prompt", 0, len(ids)),)
     assert await pool.place(prompt, 1) == ("prompt", len("<|im_start|>"))
     assert await pool.place(prompt, len(ids) - 1) == ("prompt", len("<|im_start|>grüße 😀"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -132,7 +133,7 @@ class ToolFields(Fields):
             raise InvalidRequest(f"tool_choice: there is {missing}", param="tool_choice")
         return self
 
-    @property
+    @cached_property
     def choice(self) -> ToolChoice:
         """`tool_choice`, or its default."""
         return self.tool_choice or ToolChoice(type="auto" if self.tools else "none")
