@@ -51,7 +51,8 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
       message or tools, once for each kind of change (`lint`).
 
     Nothing is changed in place. Markers that are there already stay. Runs without a `thread_id`
-    have no last turn to compare with.
+    have no last turn to compare with. Agents that share an instance and a thread are told apart by
+    their names and nodes.
     """
 
     trace_policy = _TRACE_POLICY  # the model's own span has the conversation already
@@ -104,7 +105,7 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
             tools=sorted(request.tools, key=_tool_name),
             model_settings=self._settings(request, model, bound, _thread(config)),
         )
-        self._report_changes(request, model, config)
+        self._report_changes(request, config)
         return self._marked(request)
 
     def _refuse(self, model: Any) -> None:
@@ -124,15 +125,13 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
         key = own or self.prompt_cache_key or thread
         return request.model_settings | ({} if key is None else {"prompt_cache_key": str(key)})
 
-    def _report_changes(
-        self, request: ModelRequest, model: ChatRagcache, config: RunnableConfig
-    ) -> None:
+    def _report_changes(self, request: ModelRequest, config: RunnableConfig) -> None:
         """Warn of what differs from the thread's last turn and was not told yet."""
         thread = _thread(config)
         if self._changes is None or thread is None:
             return
         system = request.system_message.text if request.system_message else ""
-        tools = wire_tools(_sent_tools(request), strict=None, stable_order=model.stable_tool_order)
+        tools = wire_tools(_sent_tools(request), strict=None, stable_order=False)
         for change in self._changes.observe((thread, *_agent(config)), str(system), tools):
             warn(
                 f"the prompt of thread {thread!r} is not that of its last turn, and is computed "
@@ -180,7 +179,10 @@ def _thread(config: RunnableConfig) -> Any:
 
 
 def _agent(config: RunnableConfig) -> tuple[Any, ...]:
-    """Which of the agents in a thread this is: the nodes on the way to it, and its name."""
+    """Which of the agents in a thread this is: the nodes on the way to it, and its name.
+
+    Agents that are called by tools are all in the same node.
+    """
     path = str(config.get("configurable", {}).get("checkpoint_ns", ""))
     nodes = (node.partition(":")[0] for node in path.split("|"))  # behind the colon: a new id
     return *nodes, config.get("metadata", {}).get("lc_agent_name")

@@ -10,6 +10,7 @@ import warnings
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, dynamic_prompt, wrap_model_call
+from langchain.agents.middleware.types import omit_payload
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -153,7 +154,7 @@ class TestMarkers:
         block = {"type": "text", "text": "Be kind."} | (
             own if place == "block" else {"extras": own}
         )
-        mine = weather.model_copy(update={"extras": own})
+        mine = weather.model_copy(update={"extras": own}) if place == "extras" else DICT_TOOL | own
         ask(agent_of(model, tools=[mine], system_prompt=SystemMessage([block])))
         assert markers(model.calls[0]) == ([own["cache_control"]], [own["cache_control"]])
 
@@ -417,21 +418,30 @@ class TestLint:
         [text] = told()
         assert text.endswith(": tools added: Verdict")
 
-    def test_agents_that_share_a_thread_and_the_middleware_are_told_apart(self, model, told):
+    def test_nodes_of_a_thread_are_told_apart(self, model, told):
         middleware = RagcachePromptCachingMiddleware()
-        one, two = (
-            agent_of(model, middleware, name=name, system_prompt=f"You are {name}.")
-            for name in ("one", "two")
-        )
-        graph = StateGraph(MessagesState).add_node("one", one)
-        graph.add_node("other", lambda state: [one.invoke(state), two.invoke(state)][-1])
-        graph = graph.add_edge(START, "one").add_edge("one", "other").compile()
-        ask(graph, "t")
-        ask(graph, "t")
-        assert [call["messages"][0]["content"][0]["text"] for call in model.calls] == [
-            *("You are one.", "You are one.", "You are two.")
-        ] * 2
+        one, two = (agent_of(model, middleware, system_prompt=f"You are {i}.") for i in (1, 2))
+        graph = StateGraph(MessagesState).add_node("one", one).add_node("two", two)
+        agents = graph.add_edge(START, "one").add_edge("one", "two").compile()
+        ask(agents, "t")
+        ask(agents, "t")
+        assert systems(model) == ["You are 1.", "You are 2."] * 2
         assert told() == []
+
+    def test_agents_with_names_are_told_apart(self, model, told):
+        middleware = RagcachePromptCachingMiddleware()
+        for name in ("one", "two"):
+            ask(agent_of(model, middleware, name=name, system_prompt=f"You are {name}."), "t")
+        assert systems(model) == ["You are one.", "You are two."]
+        assert told() == []
+
+
+def systems(model):
+    return [call["messages"][0]["content"][0]["text"] for call in model.calls]
+
+
+def test_traces_of_the_middleware_leave_out_the_conversation():
+    assert RagcachePromptCachingMiddleware.trace_policy.process_inputs is omit_payload
 
 
 def test_without_langchain_the_error_names_the_command():

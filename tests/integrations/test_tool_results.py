@@ -70,6 +70,8 @@ def test_each_turn_is_put_in_order_by_its_own_calls():
 def test_only_results_right_after_their_calls_are_moved(between):
     messages = [calls("a", "b"), between, result("b"), result("a")]
     assert in_call_order(messages) == messages
+    messages = [calls("a", "b"), result("a"), between, result("b"), result("a")]
+    assert in_call_order(messages) == messages
 
 
 def test_results_without_any_calls_stay():
