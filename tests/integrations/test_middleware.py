@@ -444,6 +444,17 @@ def test_traces_of_the_middleware_leave_out_the_conversation():
     assert RagcachePromptCachingMiddleware.trace_policy.process_inputs is omit_payload
 
 
+def test_the_gateway_keeps_what_is_marked(chat, gateway):
+    def retained(*middleware):
+        agent = create_agent(model, TOOLS, system_prompt=SYSTEM * 8, middleware=middleware)
+        assert ask(agent, "t")["messages"][-1].usage_metadata["input_tokens"] > 100
+        return gateway.at_rest().retained
+
+    model = chat(temperature=0, max_tokens=20)
+    assert retained() == 0
+    assert retained(RagcachePromptCachingMiddleware(ttl="1h")) > 5
+
+
 def test_without_langchain_the_error_names_the_command():
     code = (
         "import sys; sys.modules['langchain'] = None; sys.modules['langchain.agents'] = None\n"

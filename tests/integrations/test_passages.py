@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage, merge_message_runs
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, merge_message_runs
 from langchain_ragcache.passages import passage_messages
 from langgraph.graph.message import add_messages
 
@@ -167,3 +167,42 @@ def test_tags_that_a_text_imitates_are_not_used_for_it():
     assert content(document("<passage-1> <passage>")).startswith("<passage-2>\n")
     assert content(document("</passage")).startswith("<passage-1>\n")
     assert content(document("a passage of text")).startswith("<passage>\n")
+
+
+PARIS = document("Paris is the capital of France.", "france.md")
+TURNS = [("Where?", [OSLO, ROME]), ("Where else?", [PARIS, OSLO]), ("And then?", [ROME, PARIS])]
+RULES = "You answer from the passages given, and say so when they do not tell. " * 4
+
+
+def test_every_turn_reuses_the_whole_prompt_of_the_last(chat):
+    model, messages, before = chat(temperature=0), [], 0
+    for question, found in TURNS:
+        messages = add_messages(messages, passage_messages(found, question))
+        answer = model.invoke([SystemMessage(RULES), *messages])
+        assert answer.usage_metadata["input_token_details"]["cache_read"] >= before // 16 * 16
+        before = answer.usage_metadata["input_tokens"]
+        messages = add_messages(messages, [answer])
+    assert before > 200
+
+
+def test_passages_in_the_system_message_cost_the_prompt_behind_them(chat):
+    model, messages = chat(temperature=0), []
+    for question, found in TURNS:
+        passages = "\n".join(message.content for message in passage_messages(found))
+        messages = [*messages, HumanMessage(question)]
+        answer = model.invoke([SystemMessage(f"{passages}\n{RULES}"), *messages])
+        messages = [*messages, answer]
+    assert answer.usage_metadata["input_token_details"]["cache_read"] < 48
+    told = answer.response_metadata["ragcache"]
+    assert (told["reason"], told["segment"]) == ("changed", "system")
+
+
+def test_an_explained_miss_names_the_passage_that_changed(chat):
+    model, rules = chat(temperature=0), SystemMessage(RULES)
+    behind = [ROME, document(RULES, "rules.md")]
+    edited = document(OSLO.page_content.replace("Norway.", "Norway!"), "norway.md")
+    model.invoke([rules, *passage_messages([OSLO, *behind], "Where?")])
+    answer = model.invoke([rules, *passage_messages([edited, *behind], "Where?")])
+    told = answer.response_metadata["ragcache"]
+    assert (told["reason"], told["segment"]) == ("changed", "messages.1")
+    assert told["character"] == content(OSLO).index(".\n</passage>")
