@@ -1,115 +1,38 @@
-"""`RagcachePromptCachingMiddleware` in agents of LangChain: what the model gets, what is told."""
+"""`RagcachePromptCachingMiddleware` in agents of LangChain: what the model gets."""
 
 from __future__ import annotations
 
 import copy
 import subprocess
 import sys
-import warnings
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelRequest, dynamic_prompt, wrap_model_call
+from langchain.agents.middleware import ModelRequest, wrap_model_call
 from langchain.agents.middleware.types import omit_payload
-from langchain.agents.structured_output import ToolStrategy
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.tools import tool
-from langchain_ragcache.chat_models import ChatRagcache
 from langchain_ragcache.markers import marked_system
 from langchain_ragcache.middleware import RagcachePromptCachingMiddleware
-from langchain_ragcache.prompt_changes import PromptChangedWarning
-from langgraph.graph import START, MessagesState, StateGraph
-from pydantic import BaseModel, Field
+from recording import (
+    DICT_TOOL,
+    SYSTEM,
+    TOOLS,
+    WEATHER,
+    Recording,
+    agent_of,
+    archive,
+    ask,
+    markers,
+    model,
+    names,
+    told,
+    weather,
+)
 
-SYSTEM = "You answer from the passages given."
+__all__ = ["model", "told"]
+
 FIVE_MINUTES = {"type": "ephemeral", "ttl": "5m"}
-
-
-class Recording(ChatRagcache):
-    """Keeps the request of each call, and answers with the script."""
-
-    model: str = "tiny"
-    base_url: str | None = "http://127.0.0.1:9/v1"  # never called
-    script: list[AIMessage] = Field(default_factory=list)
-    calls: list[dict] = Field(default_factory=list)
-
-    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
-        self.calls.append(self._body(messages, stop, kwargs))
-        answer = self.script.pop(0) if self.script else AIMessage("Done.")
-        return ChatResult(generations=[ChatGeneration(message=answer)])
-
-    async def _agenerate(self, messages, stop=None, run_manager=None, **kwargs):
-        return self._generate(messages, stop, run_manager, **kwargs)
-
-
-@tool
-def weather(city: str) -> str:
-    """Look up the weather in a city."""
-    return f"sunny in {city}"
-
-
-@tool
-def archive(query: str) -> str:
-    """Search the archive."""
-    return f"nothing about {query}"
-
-
-TOOLS = [weather, archive]
-DICT_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "map",
-        "description": "Show a map.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-
-
-@pytest.fixture
-def model():
-    return Recording()
-
-
-def agent_of(model, *middleware, tools=TOOLS, **options):
-    middleware = middleware or (RagcachePromptCachingMiddleware(),)
-    return create_agent(model, tools, **{"system_prompt": SYSTEM, **options}, middleware=middleware)
-
-
-def ask(agent, thread=None, text="Hello?"):
-    config = {"recursion_limit": 12}
-    if thread is not None:
-        config["configurable"] = {"thread_id": thread}
-    return agent.invoke({"messages": [HumanMessage(text)]}, config)
-
-
-def names(call):
-    return [tool["function"]["name"] for tool in call["tools"]]
-
-
-def markers(call):
-    """The cache markers of a call: those of the tools, those of the system blocks."""
-    system = call["messages"][0]["content"]
-    blocks = system if isinstance(system, list) else []
-    return (
-        [tool.get("cache_control") for tool in call["tools"]],
-        [block.get("cache_control") for block in blocks],
-    )
-
-
-@pytest.fixture
-def told():
-    """The messages of the warnings so far, in a list."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield lambda: [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
-
-
-def prompts(*texts):
-    """Middleware that gives every call the next of these system prompts."""
-    texts = list(texts)
-    return dynamic_prompt(lambda request: texts.pop(0))
 
 
 class TestMarkers:
@@ -185,9 +108,6 @@ class TestMarkers:
         assert markers(first) == ([None, None], [])
         assert markers(second) == ([None, FIVE_MINUTES], [FIVE_MINUTES])
         assert names(first) == names(second) == ["archive", "weather"]
-
-
-WEATHER = {"name": "weather", "args": {"city": "Oslo"}, "id": "c1", "type": "tool_call"}
 
 
 def test_tools_are_sorted_by_name_whatever_their_form_and_order():
@@ -323,121 +243,6 @@ class TestOtherModels:
         middleware = RagcachePromptCachingMiddleware(unsupported_model_behavior="raise")
         with pytest.raises(ValueError, match="not for Other"):
             ask(agent_of(other, middleware))
-
-
-class TestLint:
-    def test_a_clock_in_the_system_prompt_is_told_once_a_thread(self, model, told):
-        clock = prompts(*(f"Now 10:15:0{i}." for i in range(5)))
-        agent = agent_of(model, clock, RagcachePromptCachingMiddleware())
-        for thread in "tttuu":
-            ask(agent, thread)
-        assert told() == [
-            f"the prompt of thread {thread!r} is not that of its last turn, and is computed anew "
-            f"from where it differs: system: from character 11 on, {before!r} became {after!r}"
-            for thread, before, after in [
-                ("t", "Now 10:15:00.", "Now 10:15:01."),
-                ("u", "Now 10:15:03.", "Now 10:15:04."),
-            ]
-        ]
-
-    def test_it_is_a_warning_of_its_own(self, model):
-        agent = agent_of(model, prompts("one", "two"), RagcachePromptCachingMiddleware())
-        ask(agent, "t")
-        with pytest.warns(PromptChangedWarning, match="system: from character 0 on"):
-            ask(agent, "t")
-
-    def test_equal_turns_have_nothing_to_tell(self, model, told):
-        model.script = [AIMessage("", tool_calls=[WEATHER])]
-        agent = agent_of(model)
-        ask(agent, "t")
-        ask(agent, "t", "And now?")
-        assert len(model.calls) == 3
-        assert told() == []
-
-    def test_it_can_be_switched_off(self, model, told):
-        middleware = RagcachePromptCachingMiddleware(lint=False)
-        agent = agent_of(model, prompts("one", "two"), middleware)
-        ask(agent, "t")
-        ask(agent, "t")
-        assert told() == []
-
-    def test_runs_without_a_thread_are_not_compared(self, model, told):
-        agent = agent_of(model, prompts("one", "two"), RagcachePromptCachingMiddleware())
-        ask(agent)
-        ask(agent)
-        assert told() == []
-
-    def test_tools_that_come_and_go_within_a_turn_are_named(self, model, told):
-        model.script = [AIMessage("", tool_calls=[WEATHER])]
-
-        @wrap_model_call
-        def only_weather_first(request, handler):
-            first = len(request.messages) == 1
-            return handler(request.override(tools=[weather] if first else request.tools))
-
-        ask(agent_of(model, only_weather_first, RagcachePromptCachingMiddleware()), "t")
-        [text] = told()
-        assert text.endswith(": tools added: archive")
-
-    def test_a_tool_whose_description_changes_is_named(self, model, told):
-        def agent(description):
-            changed = weather.model_copy(update={"description": description})
-            return agent_of(model, middleware, tools=[changed, archive])
-
-        middleware = RagcachePromptCachingMiddleware()
-        ask(agent("As of Monday."), "t")
-        ask(agent("As of Tuesday."), "t")
-        [text] = told()
-        assert "tool weather: description: from character 7 on" in text
-
-    def test_order_and_markers_of_tools_are_no_change(self, model, told):
-        middleware = RagcachePromptCachingMiddleware(min_messages_to_cache=4)
-        model.script = [AIMessage("", tool_calls=[WEATHER])]
-        ask(agent_of(model, middleware, tools=[weather, archive]), "t")
-        ask(agent_of(model, middleware, tools=[archive, weather]), "t")
-        assert told() == []
-
-    def test_an_answers_schema_that_is_sent_as_a_tool_is_one(self, model, told):
-        class Verdict(BaseModel):
-            """What came out."""
-
-            text: str
-
-        verdict = {"name": "Verdict", "args": {"text": "x"}, "id": "c2", "type": "tool_call"}
-        model.script = [AIMessage("", tool_calls=[WEATHER]), AIMessage("", tool_calls=[verdict])]
-
-        @wrap_model_call
-        def schema_last(request, handler):
-            first = len(request.messages) == 1
-            return handler(request.override(response_format=None) if first else request)
-
-        middleware = RagcachePromptCachingMiddleware()
-        answers = ToolStrategy(Verdict)
-        ask(agent_of(model, schema_last, middleware, response_format=answers), "t")
-        assert names(model.calls[1]) == ["Verdict", "archive", "weather"]
-        [text] = told()
-        assert text.endswith(": tools added: Verdict")
-
-    def test_nodes_of_a_thread_are_told_apart(self, model, told):
-        middleware = RagcachePromptCachingMiddleware()
-        one, two = (agent_of(model, middleware, system_prompt=f"You are {i}.") for i in (1, 2))
-        graph = StateGraph(MessagesState).add_node("one", one).add_node("two", two)
-        agents = graph.add_edge(START, "one").add_edge("one", "two").compile()
-        ask(agents, "t")
-        ask(agents, "t")
-        assert systems(model) == ["You are 1.", "You are 2."] * 2
-        assert told() == []
-
-    def test_agents_with_names_are_told_apart(self, model, told):
-        middleware = RagcachePromptCachingMiddleware()
-        for name in ("one", "two"):
-            ask(agent_of(model, middleware, name=name, system_prompt=f"You are {name}."), "t")
-        assert systems(model) == ["You are one.", "You are two."]
-        assert told() == []
-
-
-def systems(model):
-    return [call["messages"][0]["content"][0]["text"] for call in model.calls]
 
 
 def test_traces_of_the_middleware_leave_out_the_conversation():
