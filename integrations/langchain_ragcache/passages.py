@@ -15,9 +15,8 @@ message is one segment, so that an explained miss no longer names the passage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
-from itertools import count
 from xml.sax.saxutils import quoteattr
 
 from langchain_core.documents import Document
@@ -41,16 +40,13 @@ def passage_messages(
 def _passage(document: Document) -> str:
     """The text as it is, between tags that it has nothing alike: it cannot end them, or open more.
 
-    As in Markdown's fences, the tags give way to the text, and not the text to the tags.
+    As in Markdown's fences, the tags give way to the text, and not the text to the tags. A text
+    cannot hold its own hash.
     """
     text = document.page_content
-    tag = next(tag for tag in _tags() if f"<{tag}" not in text and f"</{tag}" not in text)
+    alike = "<passage" in text or "</passage" in text
+    tag = f"passage-{_hash(text)[:16]}" if alike else "passage"
     return f"<{tag}{_source_attribute(document)}>\n{text}\n</{tag}>"
-
-
-def _tags() -> Iterator[str]:
-    yield "passage"
-    yield from (f"passage-{number}" for number in count(1))
 
 
 def _source_attribute(document: Document) -> str:
@@ -61,4 +57,8 @@ def _source_attribute(document: Document) -> str:
 
 
 def _message_id(content: str) -> str:
-    return f"passage-{sha256(content.encode()).hexdigest()[:32]}"
+    return f"passage-{_hash(content)[:32]}"
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -45,6 +45,8 @@ def wire_choice(choice: Json | str | bool | None, tools: Sequence[Json]) -> Json
 
 def _tool(tool: AnyTool, strict: bool | None) -> Json:
     wire = convert_to_openai_tool(tool, strict=strict)
+    if "function" not in wire:
+        raise ValueError(f"tools: only functions can be called here, not {wire.get('type')!r}")
     marker = _marker(tool)
     return wire if marker is None else {**wire, "cache_control": marker}
 
