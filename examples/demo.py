@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
-import re
 import socket
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from library import Library
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -55,32 +53,12 @@ QUESTIONS = (
 READY_TIMEOUT = 300.0  # seconds; a first start may have to read the weights from a slow disk
 
 
-class Library:
-    """Passages, found by the rare words that they share with a question."""
-
-    def __init__(self, folder: Path) -> None:
-        self.passages = [path.read_text().strip() for path in sorted(folder.glob("*.txt"))]
-        self.words = [set(_words(passage)) for passage in self.passages]
-        self.frequency = Counter(word for words in self.words for word in words)
-
-    def search(self, query: str, limit: int) -> list[str]:
-        def score(i: int) -> float:
-            shared = self.words[i].intersection(_words(query))
-            return sum(math.log(len(self.passages) / self.frequency[word]) for word in shared)
-
-        best = sorted(range(len(self.passages)), key=score, reverse=True)
-        return [self.passages[i] for i in best[:limit]]
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text.lower())
-
-
 async def converse(client: ChatClient, library: Library) -> AsyncIterator[tuple[str, int, Reply]]:
     """Each agent's turn on each question: (agent, number of the question, reply)."""
     for number, question in enumerate(QUESTIONS, start=1):
         messages = [{"role": "system", "content": SYSTEM}]
-        context = "Passages:\n\n" + "\n\n".join(library.search(question, limit=3))
+        passages = [passage.text for passage in library.search(question, limit=3)]
+        context = "Passages:\n\n" + "\n\n".join(passages)
         task = f"{context}\n\nQuestion: {question}\n\n"
         for agent, instruction in AGENTS.items():
             messages.append({"role": "user", "content": task + instruction})
@@ -95,7 +73,7 @@ async def show(url: str, console: Console) -> None:
     table = Table(title="What the agents' prompts cost")
     for column in ("agent", "question", "prompt tokens", "reused", "computed", "first token"):
         table.add_column(column, justify="left" if column == "agent" else "right")
-    library = Library(Path(__file__).parent / "passages")
+    library = Library()
     replies = []
     async with aiohttp.ClientSession() as http:
         client = ChatClient(http, url, await first_model(http, url))
