@@ -4,8 +4,14 @@ is computed once. Measured on the embedded model, against an ideal cache over th
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise, takewhile
+from pathlib import Path
 
 import fan_out
 import human_in_the_loop
@@ -22,6 +28,7 @@ from ragcache.serving.generation import Generation
 from ragcache.types import Finished, Token
 
 BLOCK = 16
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -138,7 +145,7 @@ async def test_after_an_interruption_all_of_the_first_half_is_reused(model, engi
 
 
 async def test_branches_compute_a_cold_prefix_once(model, engine, capsys):
-    reports = await fan_out.main(model.model_copy(update={"max_tokens": 12}))
+    reports = await fan_out.main(model.model_copy(update={"max_tokens": 4}))
     printed = capsys.readouterr().out
     for report in reports:
         check_table(printed, report)
@@ -171,6 +178,24 @@ def common(prompts):
     first, last = min(prompts), max(prompts)
     pairs = zip(first, last, strict=False)
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+async def test_every_example_runs_as_its_first_line_says_over_http_too(gateway):
+    environment = {**os.environ, "RAGCACHE_BASE_URL": gateway.url}
+    examples = (fan_out, human_in_the_loop, multi_agent, react_agent)
+    first_lines = [example.__doc__.splitlines()[0] for example in examples]
+    commands = [re.search(r"`python (examples/\w+\.py)`", line)[1] for line in first_lines]
+    assert commands == [f"examples/{example.__name__}.py" for example in examples]
+    running = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, command, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE
+        )
+        for command in commands
+    ]
+    for process in running:
+        printed, failed = await process.communicate()
+        assert process.returncode == 0, failed.decode()
+        assert re.search(rb"^total +[\d,]+ +[\d,]+ +[\d,]+  [\d.]+% reused$", printed, re.MULTILINE)
 
 
 QUESTIONS = ("How tall is it?", "Who built it?", "What is it made of?", "When was it lit?")
