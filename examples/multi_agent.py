@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.tools import tool
 from langchain_ragcache import CacheReport, ChatRagcache, passage_messages
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -68,10 +67,10 @@ def supervisor(model: ChatRagcache) -> Node:
             "properties": {"worker": {"enum": left}},
             "required": ["worker"],
         }
-        # Not with_structured_output: without the tools, this would be a prompt of another kind.
-        choosing = model.bind_tools(TOOLS, tool_choice="none", response_format=schema)
+        # With the tools of the workers, which begin the prompt, although none is called here.
+        choosing = model.with_structured_output(schema, tools=TOOLS)
         task = HumanMessage(f"Supervisor, choose the next agent: {', '.join(left)}.")
-        chosen = await (choosing | JsonOutputParser()).ainvoke([SYSTEM, *state["messages"], task])
+        chosen = await choosing.ainvoke([SYSTEM, *state["messages"], task])
         return Command(goto=chosen["worker"])
 
     return supervise

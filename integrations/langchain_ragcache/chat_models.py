@@ -95,6 +95,7 @@ class ChatRagcache(Options):
         method: Method = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
+        tools: Sequence[AnyTool] = (),
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
         """Answers that keep to `schema`.
@@ -106,9 +107,11 @@ class ChatRagcache(Options):
                 some JSON object, whose keys only the prompt can ask for.
             include_raw: Return {"raw", "parsed", "parsing_error"} instead of raising for bad JSON.
             strict: Passed on; every schema is enforced anyway.
+            tools: Those of the agent's other prompts, so that this one begins like them; they
+                cannot be called here.
             **kwargs: Other fields of the request.
         """
-        answers, parser = structured_output(self, schema, method, strict, kwargs)
+        answers, parser = structured_output(self, schema, method, strict, tools, kwargs)
         return parsed_beside_raw(answers, parser) if include_raw else answers | parser
 
     def load(self) -> Self:

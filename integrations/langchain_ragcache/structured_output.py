@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,8 @@ from langchain_core.utils.function_calling import (
 )
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
+from langchain_ragcache.tools import AnyTool
+
 if TYPE_CHECKING:
     from langchain_core.utils.pydantic import TBaseModel  # noqa: F401  # mypy's plugin wants it
 
@@ -36,9 +39,12 @@ def structured_output(
     schema: Schema | None,
     method: Method,
     strict: bool | None,
+    tools: Sequence[AnyTool],
     fields: Json,
 ) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
     """The model with what enforces `schema` and other `fields`, and the parser of its answers.
+
+    `tools` are in the prompt, where those of the agent's other prompts are, and are not called.
 
     Raises ValueError for an unknown method, or where a schema is missing.
     """
@@ -46,13 +52,15 @@ def structured_output(
         raise ValueError(f"schema: is required with method {method!r}")
     if method == "function_calling":
         assert schema is not None
-        return _with_call(model, schema, strict, fields)
+        return _with_call(model, schema, strict, tools, fields)
     if method not in ("json_schema", "json_mode"):
         raise ValueError(
             f"method: {method!r} is none of 'json_schema', 'function_calling', 'json_mode'"
         )
     wire = {"type": "json_object"} if method == "json_mode" else response_format(schema, strict)
-    bound = model.bind(response_format=wire, **_traced(schema, method, strict), **fields)
+    uncalled = {"tool_choice": "none"} if tools else {}
+    fields = {"response_format": wire, **uncalled, **_traced(schema, method, strict), **fields}
+    bound = model.bind_tools(tools, **fields)
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         return bound, WholeObject(pydantic_object=schema)
     return bound, WholeJson()
@@ -116,11 +124,15 @@ class WholeObjectCall(_Whole, PydanticToolsParser):
 
 
 def _with_call(
-    model: BaseChatModel, schema: Schema, strict: bool | None, fields: Json
+    model: BaseChatModel,
+    schema: Schema,
+    strict: bool | None,
+    tools: Sequence[AnyTool],
+    fields: Json,
 ) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
     name = convert_to_openai_tool(schema)["function"]["name"]
     bound = model.bind_tools(
-        [schema],
+        [*tools, schema],
         tool_choice=name,
         strict=strict,
         **_traced(schema, "function_calling", strict),
