@@ -44,7 +44,7 @@ class HttpGateway:
             async for data in _events(response.content):
                 if data == b"[DONE]":
                     return
-                chunk = json.loads(data)
+                chunk = _object(data, self._url)
                 if "error" in chunk:
                     raise _refused(_STATUS_OF_TYPE.get(chunk["error"].get("type"), 400), chunk)
                 yield chunk
@@ -87,10 +87,14 @@ class HttpGateway:
 
 
 async def _json(response: aiohttp.ClientResponse) -> Json:
+    return _object(await response.read(), str(response.url))
+
+
+def _object(text: bytes, url: str) -> Json:
     try:
-        return dict(await response.json(content_type=None))
-    except ValueError as error:
-        raise Unreachable(f"{response.url} answered with something that is no JSON") from error
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise Unreachable(f"{url} answered with something that is no JSON object") from error
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
