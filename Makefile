@@ -3,6 +3,7 @@
 # make example NAME=react_agent   an agent of examples/, with the engine in its own process
 # make bench            a load test of the gateway that runs at URL
 # make test             the tests
+# make test-lowest      those of the chat model, with the lowest releases that it supports
 # make lint             style, formatting and types
 # make clean            removes the environment and everything that was built
 #
@@ -19,10 +20,12 @@ TORCH_INDEX ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+LOWEST := $(VENV)/lowest
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
+PIP_INSTALL = $(PIP) --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help serve demo example bench test lint clean
+.PHONY: help serve demo example bench test test-lowest lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -42,6 +45,11 @@ bench: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/pytest $(ARGS)
+
+# Without those of the real model, which take minutes.
+test-lowest: $(VENV)/.lowest
+	PYTHONPATH=$(LOWEST) $(BIN)/pytest tests/integrations tests/conformance/test_chat_ragcache*.py \
+		-k 'not SmallModel and not test_examples' $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -66,6 +74,12 @@ $(VENV)/.agents: integrations/pyproject.toml $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.agents
 	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+# Laid over the environment by PYTHONPATH: another one would have torch in it once more.
+$(VENV)/.lowest: integrations/lowest.txt $(VENV)/.dev
+	rm -rf $(LOWEST)
+	$(PIP) --no-deps --target $(LOWEST) --requirement integrations/lowest.txt
 	@touch $@
 
 $(BIN)/python:

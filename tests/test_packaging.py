@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("ragcache", "kernels")
+CLIENT = ROOT / "integrations"
+JUNK = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
 
 FAKE_KERNELS = """
 class Anything:
@@ -31,23 +34,44 @@ def __getattr__(name):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built offline from a copy, so that no build folder is left in the tree."""
-    tree = tmp_path_factory.mktemp("tree")
+    """The gateway's wheel."""
+    tree = tmp_path_factory.mktemp("gateway")
     for name in SOURCES:
-        junk = shutil.ignore_patterns("__pycache__", "*.so")
-        shutil.copytree(ROOT / name, tree / name, ignore=junk)
+        shutil.copytree(ROOT / name, tree / name, ignore=JUNK)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--quiet"]
-    out = tree / "out"
-    subprocess.run([*command, "--no-build-isolation", "-w", out, tree], check=True)
-    (path,) = out.glob("ragcache_gateway-*.whl")
-    with zipfile.ZipFile(path) as archive:
+    with build(tree) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory):
+    """The wheel of the chat model."""
+    tree = tmp_path_factory.mktemp("client") / "tree"
+    shutil.copytree(CLIENT, tree, ignore=JUNK)
+    with build(tree) as archive:
         yield archive
 
 
 @pytest.fixture(scope="module")
 def metadata(wheel):
+    return read_metadata(wheel)
+
+
+@pytest.fixture(scope="module")
+def client_metadata(client_wheel):
+    return read_metadata(client_wheel)
+
+
+def build(tree):
+    """A wheel, built offline from a copy, so that no build folder is left in our tree."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*command, "--no-build-isolation", "-w", tree / "out", tree], check=True)
+    (path,) = (tree / "out").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def read_metadata(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     return message_from_bytes(wheel.read(name))
 
@@ -76,9 +100,20 @@ def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(wheel):
     assert {name.split("/")[0] for name in built} == {"ragcache", "ragcache_kernels"}
 
 
-def test_the_wheel_is_typed_and_licensed(wheel):
+def test_the_chat_models_wheel_holds_its_modules_and_nothing_else(client_wheel):
+    built = {name for name in client_wheel.namelist() if ".dist-info/" not in name}
+    sources = {f"langchain_ragcache/{path.name}" for path in CLIENT.glob("*/*.py")}
+    assert built == sources | {"langchain_ragcache/py.typed"}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "packages"),
+    [("wheel", {"ragcache", "ragcache_kernels"}), ("client_wheel", {"langchain_ragcache"})],
+)
+def test_the_wheels_are_typed_and_licensed(fixture, packages, request):
+    wheel = request.getfixturevalue(fixture)
     names = wheel.namelist()
-    assert {"ragcache/py.typed", "ragcache_kernels/py.typed"} <= set(names)
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
     (licence,) = (name for name in names if name.endswith("/licenses/LICENSE"))
     text = wheel.read(licence).decode()
     assert "Apache License" in text
@@ -98,37 +133,74 @@ def test_the_command_is_installed(wheel):
     assert "ragcache = ragcache.cli:main" in wheel.read(name).decode()
 
 
+def test_the_chat_models_metadata_says_what_it_is(client_metadata):
+    assert client_metadata["Name"] == "langchain-ragcache"
+    assert client_metadata["License-Expression"] == "Apache-2.0"
+    assert client_metadata["Requires-Python"] == ">=3.11"
+    assert client_metadata["Description-Content-Type"] == "text/markdown"
+    assert set(client_metadata.get_all("Provides-Extra")) == {"agents", "embedded"}
+    assert set(requirements(client_metadata, "embedded")) == {"ragcache-gateway"}
+    assert set(requirements(client_metadata, "agents")) == {"langchain"}
+
+
 def test_the_base_install_has_all_that_the_package_imports(metadata):
     declared = {name for extra in ("", "gpu", "redis") for name in requirements(metadata, extra)}
     declared.add("pydantic-core")  # pydantic's own, at its exact version
+    imported = {name for folder in SOURCES for name in imported_names(ROOT / folder)}
+    ours = {"ragcache", "ragcache_kernels"}
+    # The chat model is what `bench langchain` measures, and asks for where it is missing.
+    assert undeclared(imported, declared) == {*ours, "langchain_ragcache"}
+
+
+def test_the_chat_models_base_install_has_all_but_the_engine_and_agents(client_metadata):
+    imported, declared = set(imported_names(CLIENT)), set(requirements(client_metadata))
+    assert undeclared(imported, declared) == {"langchain_ragcache", "ragcache", "langchain"}
+
+
+def test_every_requirement_is_pinned_within_its_range(metadata, client_metadata):
+    pins = read_pins("constraints.txt")
+    wanted = [requirements(metadata), requirements(metadata, "dev")]
+    wanted += [requirements(client_metadata), requirements(client_metadata, "agents")]
+    assert not [
+        name
+        for ranges in wanted
+        for name in ranges
+        if not ranges[name].contains(pins.get(name, "0"))
+    ]
+
+
+def test_the_lowest_releases_of_langchain_that_are_tested_are_the_lowest_allowed(client_metadata):
+    allowed = requirements(client_metadata) | requirements(client_metadata, "agents")
+    lowest = read_pins("integrations/lowest.txt")
+    for name in ("langchain-core", "langchain"):
+        (bound,) = (each.version for each in allowed[name] if each.operator == ">=")
+        assert Version(bound) == Version(lowest[name])
+
+
+def undeclared(imported, declared):
+    """The imported names that belong to none of the declared distributions."""
     owners = packages_distributions()
-    imported = {name for folder in SOURCES for name in third_party(ROOT / folder)}
-    imported.remove("langchain_ragcache")  # what `bench langchain` measures, and asks for by name
-    missing = {
+    return {
         name
         for name in imported
         if declared.isdisjoint(map(canonicalize_name, owners.get(name, [name])))
     }
-    assert "aiohttp" in imported
-    assert not missing
 
 
-def test_every_requirement_is_pinned_within_its_range(metadata):
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def read_pins(path):
+    """The release of each distribution that a file of pins names."""
+    lines = (ROOT / path).read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    pins = {canonicalize_name(name): version for name, version in pins.items()}
-    wanted = requirements(metadata) | requirements(metadata, "dev")
-    assert {name for name in wanted if not wanted[name].contains(pins.get(name, "0"))} == set()
+    return {canonicalize_name(name): version for name, version in pins.items()}
 
 
-def third_party(folder):
-    """Top-level names that the files below a folder import and that are not ours."""
+def imported_names(folder):
+    """Top-level names, but for the standard library's, that the files below a folder import."""
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            tops = {name.partition(".")[0] for name in names}
-            yield from tops - sys.stdlib_module_names - {"ragcache", "ragcache_kernels"}
+            yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names
 
 
 def import_transformers(cwd, site):

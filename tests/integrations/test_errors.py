@@ -151,6 +151,10 @@ async def test_a_full_queue(crowded, occupants, ask, pauses):
     assert await ask(crowded.model_copy(update={"max_retries": 1000, "max_tokens": 3}))
 
 
+@pytest.mark.skipif(
+    not hasattr(SummarizationMiddleware, "_overflow_retry_prompt"),
+    reason="older releases of langchain do not try again with less",
+)
 async def test_a_summary_that_is_too_long_is_made_of_less(crowded):
     model = crowded.model_copy(update={"max_tokens": 20})
     summarize = SummarizationMiddleware(
