@@ -6,6 +6,8 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -26,6 +28,7 @@ class HttpGateway:
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         self._url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = headers
+        self._proxy = _proxy(self._url)
         self._opened: aiohttp.ClientSession | None = None
 
     async def models(self) -> list[Json]:
@@ -68,7 +71,6 @@ class HttpGateway:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
                 connector=aiohttp.TCPConnector(limit=0),  # the server's queue decides
-                trust_env=True,
             )
         return self._opened
 
@@ -76,14 +78,21 @@ class HttpGateway:
     async def _answer(
         self, method: str, path: str, body: Json | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        request = self._session.request(method, self._url + path, json=body, proxy=self._proxy)
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
+            async with request as response:
                 if response.status >= 400:
                     raise await _error(response)
                 yield response
         except aiohttp.ClientError as error:
             reason = str(error) or type(error).__name__
             raise Unreachable(f"no answer from {self._url}: {reason}") from error
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names, looked up once: aiohttp does so for each request."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 async def _json(response: aiohttp.ClientResponse) -> Json:
