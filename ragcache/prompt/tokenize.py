@@ -132,6 +132,14 @@ class TokenizerPool:
 
         return await self._run(_is_large_chat(prompt), work)
 
+    async def count_tokens(
+        self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
+    ) -> int:
+        """How many tokens `encode_chat` finds; needs no layout."""
+        encode = self.prompts.encode_chat
+        encoded = await self._run(_is_large_chat(prompt), encode, prompt, max_tokens, scope)
+        return len(encoded.token_ids)
+
     async def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
         """`PromptTokenizer.encode_text` on a thread."""
         return await self._run(_is_large(text), self.prompts.encode_text, text, max_tokens)

@@ -29,7 +29,7 @@ from ragcache.types import (
     SamplingParams,
 )
 
-COUNTED = 4  # contexts; whoever counts wants to know by how much a prompt is too long
+COUNTED = 1 << 21  # tokens; seconds on a thread of the tokenizer, and some 100 MB meanwhile
 STALLED_AFTER = 60.0  # seconds in one step, after which the engine counts as stuck
 
 
@@ -119,10 +119,11 @@ class Serving:
     async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
         """The length of a rendered conversation; needs no room in the engine.
 
-        Raises ContextLengthExceeded for one that is longer than several contexts.
+        Whoever counts is about to shorten a history, however many contexts that fills by now. Only
+        what is longer than both `COUNTED` tokens and a context raises ContextLengthExceeded.
         """
-        limit, scope = COUNTED * self.max_model_len, namespace_name(self._owner(tenant)).hex()
-        return len((await self._tokenizer.encode_chat(prompt, limit, scope)).token_ids)
+        limit, scope = max(COUNTED, self.max_model_len), namespace_name(self._owner(tenant)).hex()
+        return await self._tokenizer.count_tokens(prompt, limit, scope)
 
     def explanation(self, request_id: str, tenant: str) -> Explanation:
         """Why the prompt of a recent request hit as far as it did.

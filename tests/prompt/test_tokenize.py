@@ -207,6 +207,20 @@ async def test_a_layout_is_found_on_the_thread_that_encodes(
     assert prompt.layout().segments[-1].end == len(prompt.token_ids)
 
 
+async def test_counting_does_not_look_for_the_layout(
+    pool: TokenizerPool, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = len((await pool.encode_chat(chat("hi"))).token_ids)
+    outline = MagicMock(side_effect=AssertionError)
+    monkeypatch.setattr("ragcache.prompt.layout.outline", outline)
+    assert await pool.count_tokens(chat("hi"), length) == length
+    with pytest.raises(ContextLengthExceeded):
+        await pool.count_tokens(chat("hi"), length - 1)
+    assert not outline.called
+    with pytest.raises(AssertionError):
+        await pool.encode_chat(chat("hi"))
+
+
 async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
     with pytest.raises(InvalidRequest, match="at least one message"):
         await pool.encode_chat(chat())

@@ -227,3 +227,24 @@ async def test_an_engine_that_hangs_in_its_first_step_is_not_ready(serving, runn
         go_on.set()
     assert [delta async for delta in generation][-1].finish_reason == FinishReason.LENGTH
     assert serving.ready() is None
+
+
+async def test_a_history_of_many_contexts_is_counted(serving, tokenizer):
+    history = chat(*["lorem ipsum dolor " * 100] * 100)
+    counted = await serving.count_tokens(history, "")
+    assert counted == len((await tokenizer.encode_chat(history)).token_ids) > 64 * LIMIT
+
+
+async def test_counting_is_bounded(serving, monkeypatch):
+    prompt = chat("lorem ipsum dolor " * 200)
+    counted = await serving.count_tokens(prompt, "")
+    monkeypatch.setattr("ragcache.serving.serving.COUNTED", counted)
+    assert await serving.count_tokens(prompt, "") == counted > LIMIT
+    monkeypatch.setattr("ragcache.serving.serving.COUNTED", counted - 1)
+    with pytest.raises(ContextLengthExceeded, match=f"the maximum is {counted - 1}"):
+        await serving.count_tokens(prompt, "")
+
+
+async def test_what_can_be_served_can_be_counted(serving, monkeypatch):
+    monkeypatch.setattr("ragcache.serving.serving.COUNTED", 1)
+    assert await serving.count_tokens(chat("lorem ipsum dolor"), "") < LIMIT
