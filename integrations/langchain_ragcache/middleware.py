@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
 from typing import Any, Literal, get_args
 from warnings import warn
 
@@ -37,16 +38,21 @@ else:
     _TRACE_POLICY = TracePolicy(process_inputs=omit_payload)
 
 Ttl = Literal["5m", "30m", "1h", "12h"]
+_LONGEST_KEY = 1024  # characters of a `prompt_cache_key` that the gateway takes
 
 
 class RagcachePromptCachingMiddleware(AgentMiddleware):
     """Keeps the front of an agent's prompts the same, asks to retain it, and tells when it changes.
 
+    It belongs at the end of the agent's `middleware`: what stands behind it, such as
+    `dynamic_prompt`, makes its changes afterwards, and those it neither marks nor tells of.
+
     In every call of a `ChatRagcache` model
 
     - the tools are sorted by name, whatever order they were given in,
     - the last block of the system message and the last tool get a cache marker,
-    - `prompt_cache_key` is the thread of the run, unless the user has set one,
+    - `prompt_cache_key` is the thread of the run (the hash of a long id), unless the user has set
+      one,
     - a `PromptChangedWarning` says what differs from the last turn of the thread in system
       message or tools, once for each kind of change (`lint`).
 
@@ -113,7 +119,7 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
         if self.unsupported_model_behavior == "raise":
             raise ValueError(message)
         if self.unsupported_model_behavior == "warn":
-            warn(message, stacklevel=4)
+            _warn(message, UserWarning)
 
     def _settings(
         self, request: ModelRequest, model: ChatRagcache, bound: Mapping[str, Any], thread: Any
@@ -122,7 +128,7 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
         # Tools bound to a binding replace what was bound before, so that a key there is repeated.
         fields = {"prompt_cache_key": model.prompt_cache_key, **model.extra_body, **bound}
         own = {**fields, **request.model_settings}["prompt_cache_key"]
-        key = own or self.prompt_cache_key or thread
+        key = own or self.prompt_cache_key or _session_key(thread)
         return request.model_settings | ({} if key is None else {"prompt_cache_key": str(key)})
 
     def _report_changes(self, request: ModelRequest, config: RunnableConfig) -> None:
@@ -133,11 +139,10 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
         system = request.system_message.text if request.system_message else ""
         tools = wire_tools(_sent_tools(request), strict=None, stable_order=False)
         for change in self._changes.observe((thread, *_agent(config)), str(system), tools):
-            warn(
+            _warn(
                 f"the prompt of thread {thread!r} is not that of its last turn, and is computed "
                 f"anew from where it differs: {change}",
                 PromptChangedWarning,
-                stacklevel=4,
             )
 
     def _marked(self, request: ModelRequest) -> ModelRequest:
@@ -150,6 +155,12 @@ class RagcachePromptCachingMiddleware(AgentMiddleware):
             system_message=marked_system(system, marker) if system else None,
             tools=marked_tools(request.tools, marker),
         )
+
+
+def _warn(message: str, category: type[Warning]) -> None:
+    # As from this module, by which it can be filtered: the user's code is not on the stack of an
+    # asynchronous run, and in others behind any number of LangGraph's frames.
+    warn(message, category, stacklevel=2)
 
 
 def _unbound(model: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -176,6 +187,15 @@ def _sent_tools(request: ModelRequest) -> list[BaseTool | dict[str, Any]]:
 
 def _thread(config: RunnableConfig) -> Any:
     return config.get("configurable", {}).get("thread_id")
+
+
+def _session_key(thread: Any) -> str | None:
+    """The id of a thread, or its hash where that is too long for a key."""
+    if thread is None:
+        return None
+    key = str(thread)
+    digest = sha256(key.encode("utf-8", "surrogatepass"))
+    return key if len(key) <= _LONGEST_KEY else digest.hexdigest()
 
 
 def _agent(config: RunnableConfig) -> tuple[Any, ...]:

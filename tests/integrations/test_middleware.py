@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from hashlib import sha256
 
 import pytest
 from langchain.agents import create_agent
@@ -175,6 +176,21 @@ class TestPromptCacheKey:
         ask(agent, thread="t-1")
         ask(agent, thread=2)
         assert [call["prompt_cache_key"] for call in model.calls] == ["t-1", "2"]
+
+    def test_it_is_a_hash_of_a_thread_with_a_long_id(self, model):
+        agent = agent_of(model)
+        longest, longer, other = ("x" * 1024, "x" * 1025, "y" * 1025)
+        for thread in (longest, longer, longer, other):
+            ask(agent, thread=thread)
+        keys = [call["prompt_cache_key"] for call in model.calls]
+        assert keys[0] == longest
+        assert keys[1] == keys[2] == sha256(longer.encode()).hexdigest() != keys[3]
+
+    def test_the_gateway_takes_that_of_any_thread(self, chat):
+        agent = create_agent(
+            chat(max_tokens=20), TOOLS, middleware=[RagcachePromptCachingMiddleware()]
+        )
+        assert ask(agent, thread="x" * 5000)["messages"][-1].text
 
     def test_there_is_none_without_a_thread(self, model):
         ask(agent_of(model))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from langchain.agents.middleware import dynamic_prompt, wrap_model_call
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage
+from langchain_ragcache import middleware
 from langchain_ragcache.middleware import RagcachePromptCachingMiddleware
 from langchain_ragcache.prompt_changes import PromptChangedWarning
 from langgraph.graph import START, MessagesState, StateGraph
@@ -45,6 +48,30 @@ def test_it_is_a_warning_of_its_own(model):
     ask(agent, "t")
     with pytest.warns(PromptChangedWarning, match="system: from character 0 on"):
         ask(agent, "t")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_it_can_be_filtered_by_the_name_of_the_module(model, asynchronous):
+    agent = agent_of(model, prompts("one", "two", "three"), RagcachePromptCachingMiddleware())
+
+    async def turn(thread):
+        config = {"configurable": {"thread_id": thread}}
+        state = {"messages": "Hi"}
+        await agent.ainvoke(state, config) if asynchronous else agent.invoke(state, config)
+
+    await turn("t")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await turn("t")
+    assert [one.filename for one in caught] == [middleware.__file__]
+
+
+def test_middleware_behind_it_is_not_seen(model, told):
+    agent = agent_of(model, RagcachePromptCachingMiddleware(), prompts("one", "two"))
+    ask(agent, "t")
+    ask(agent, "t")
+    assert [call["messages"][0]["content"] for call in model.calls] == ["one", "two"]
+    assert told() == []
 
 
 def test_equal_turns_have_nothing_to_tell(model, told):
