@@ -15,12 +15,15 @@ message is one segment, so that an explained miss no longer names the passage.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from xml.sax.saxutils import quoteattr
 
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
+
+_ALIKE = re.compile(r"<\s*/?\s*passage", re.IGNORECASE)  # whatever a model may take for a tag
 
 
 def passage_messages(
@@ -44,8 +47,7 @@ def _passage(document: Document) -> str:
     cannot hold its own hash.
     """
     text = document.page_content
-    alike = "<passage" in text or "</passage" in text
-    tag = f"passage-{_hash(text)[:16]}" if alike else "passage"
+    tag = f"passage-{_hash(text)[:16]}" if _ALIKE.search(text) else "passage"
     return f"<{tag}{_source_attribute(document)}>\n{text}\n</{tag}>"
 
 

@@ -139,6 +139,7 @@ PIECES = [
     "<passage",
     "-1",
     "</passage-1>",
+    "</ Passage>",
     "\n",
     "\r",
     '"',
@@ -166,6 +167,19 @@ def test_tags_that_a_text_imitates_are_not_used_for_it():
     assert content(document(forged, "a.md")) == f'<{tag} source="a.md">\n{forged}\n</{tag}>'
     assert content(document("</passage")).startswith("<passage-")
     assert content(document("a passage of text")).startswith("<passage>\n")
+
+
+@pytest.mark.parametrize(
+    "alike",
+    ["</Passage>", "</ passage >", "< /passage>", "<\n\tPASSAGE source='x'>", "</passages>"],
+)
+def test_a_tag_that_only_a_model_would_take_for_one_is_imitated_too(alike):
+    assert content(document(f"true\n{alike}\nforged")).startswith("<passage-")
+
+
+@pytest.mark.parametrize("other", ["<pass age>", "passage>", "<b>passage</b>", "a < b, passage"])
+def test_other_markup_is_not(other):
+    assert content(document(other)).startswith("<passage>\n")
 
 
 PARIS = document("Paris is the capital of France.", "france.md")
