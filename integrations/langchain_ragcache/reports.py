@@ -41,7 +41,8 @@ class CacheReport(BaseCallbackHandler):
 
     A step is named by its nodes in the graph, and by its number among parallel branches; outside
     of a graph, by the name of the run. Calls that fail or are left early are not in the report, nor
-    are those of models that tell no usage. One report may serve several runs, also at once.
+    are answers that come from LangChain's own cache (`set_llm_cache`), or those of models that tell
+    no usage. One report may serve several runs, also at once.
 
     Example:
         .. code-block:: python
@@ -123,9 +124,8 @@ class CacheReport(BaseCallbackHandler):
         name, thread = self._started.pop(run_id, (None, None))
         generation = response.generations[0][0]
         message = generation.message if isinstance(generation, ChatGeneration) else None
-        if name is not None and isinstance(message, AIMessage) and message.usage_metadata:
-            explanation = message.response_metadata.get("ragcache")
-            self.add(name, message.usage_metadata, explanation, thread)
+        if name is not None and isinstance(message, AIMessage) and (usage := _usage(message)):
+            self.add(name, usage, message.response_metadata.get("ragcache"), thread)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the step."""
@@ -141,6 +141,12 @@ class CacheReport(BaseCallbackHandler):
         rows.append(_row(total.name, total, share))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(_line(row, widths) for row in rows)
+
+
+def _usage(message: AIMessage) -> UsageMetadata | None:
+    """What a call of the model cost; None where there was none: LangChain's cache costs nothing."""
+    usage = message.usage_metadata
+    return None if usage is None or usage.get("total_cost") == 0 else usage
 
 
 def _step_name(metadata: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
@@ -129,6 +130,24 @@ def test_calls_that_fail_are_no_steps(model, report):
 
 def test_models_that_tell_no_usage_are_no_steps(report):
     FakeListChatModel(responses=["Yes."]).invoke(PROMPT, {"callbacks": [report]})
+    assert report.steps == []
+
+
+async def test_answers_of_langchains_own_cache_are_no_steps(chat, report):
+    model = chat(temperature=0, max_tokens=20, cache=InMemoryCache())
+    config = {"callbacks": [report]}
+    answer = model.invoke(PROMPT, config)
+    assert model.invoke(PROMPT, config).id == (await model.ainvoke(PROMPT, config)).id == answer.id
+    assert [counts(step) for step in report.steps] == [usage_counts(answer)]
+    model.invoke(PROMPT + "Again.", config)
+    assert len(report.steps) == 2
+    assert not report._started
+
+
+def test_cached_answers_without_usage_are_no_steps_either(report):
+    model = FakeListChatModel(responses=["Yes."], cache=InMemoryCache())
+    for _ in range(2):
+        assert model.invoke(PROMPT, {"callbacks": [report]}).text == "Yes."
     assert report.steps == []
 
 
