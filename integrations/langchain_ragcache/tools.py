@@ -11,9 +11,13 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 Json = dict[str, Any]
 AnyTool = Json | type | Callable[..., Any] | BaseTool
 
+_DATA = {"const", "default", "enum", "examples"}  # of a schema, but no schemas themselves
+
 
 def wire_tools(tools: Sequence[AnyTool], *, strict: bool | None, stable_order: bool) -> list[Json]:
     """The request's `tools`; with `stable_order` by name, so that every process sends the same.
+
+    A pydantic or TypedDict class, a function and a tool with the same arguments are the same here.
 
     Raises ValueError for what cannot be made into a tool.
     """
@@ -47,8 +51,26 @@ def _tool(tool: AnyTool, strict: bool | None) -> Json:
     wire = convert_to_openai_tool(tool, strict=strict)
     if "function" not in wire:
         raise ValueError(f"tools: only functions can be called here, not {wire.get('type')!r}")
+    wire = {**wire, "function": _sorted(wire["function"])}
     marker = _marker(tool)
     return wire if marker is None else {**wire, "cache_control": marker}
+
+
+def _sorted(schema: Any) -> Any:
+    """A function, or its schema, with the keys in pydantic's order; others have their own."""
+    if isinstance(schema, list):
+        return [_sorted(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {keyword: _value(keyword, schema[keyword]) for keyword in sorted(schema)}
+
+
+def _value(keyword: str, value: Any) -> Any:
+    if keyword in _DATA:
+        return value
+    if keyword == "properties" and isinstance(value, dict):  # in the order of the arguments
+        return {name: _sorted(each) for name, each in value.items()}
+    return _sorted(value)
 
 
 def _marker(tool: AnyTool) -> Any:
