@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -16,7 +16,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from langchain_ragcache.tool_results import in_call_order
+from langchain_ragcache.tool_results import call_blocks, in_call_order
 
 Json = dict[str, Any]
 
@@ -28,6 +28,13 @@ _ROLES: dict[type[BaseMessage], str] = {
     ToolMessage: "tool",
 }
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
+
+_NEEDED = {  # fields of the blocks that are read here
+    "text": ("text",),
+    "tool_call": ("id", "name", "args"),
+    "tool_result": ("tool_use_id",),
+    "tool_use": ("id", "name", "input"),
+}
 
 # What `AIMessage.tool_calls` says already, and thoughts, which no later turn gets to see.
 _NOT_CONTENT = {
@@ -45,15 +52,39 @@ _NOT_CONTENT = {
 def wire_messages(messages: Sequence[BaseMessage]) -> list[Json]:
     """The request's `messages`; results of tools stand in the order of their calls.
 
-    Raises ValueError for a kind of message that no chat template has a place for.
+    Raises ValueError for a kind of message that no chat template has a place for, and for a block
+    that lacks one of its fields, with its place.
     """
+    for number, message in enumerate(messages):
+        _check(message.content, f"messages[{number}].content", _stated(message))
     return [wire for message in in_call_order(messages) for wire in _wire(message)]
+
+
+def _check(content: Any, place: str, stated: Container[str | None] = ()) -> None:
+    """Raise ValueError for what is no content."""
+    if not isinstance(content, str | list):
+        raise ValueError(f"{place}: is neither a text nor a list of blocks")
+    for number, block in enumerate([] if isinstance(content, str) else content):
+        _check_block(block, f"{place}[{number}]", stated)
+
+
+def _check_block(block: Any, place: str, stated: Container[str | None]) -> None:
+    if not isinstance(block, str | Mapping):
+        raise ValueError(f"{place}: is neither a text nor a block")
+    if isinstance(block, str) or ("id" in block and block["id"] in stated):  # that is not read
+        return
+    kind = _kind(block)
+    if missing := [name for name in _NEEDED.get(kind, ()) if name not in block]:
+        raise ValueError(f"{place}: a {kind} block needs {', '.join(missing)}")
+    if kind == "tool_result":
+        _check(block.get("content") or "", f"{place}.content")
 
 
 def _wire(message: BaseMessage) -> Iterator[Json]:
     content, results = message.content, []
     if isinstance(message, HumanMessage) and isinstance(content, list):
-        results = _blocks(content, "tool_result")
+        blocks = (block for block in content if isinstance(block, dict))
+        results = [block for block in blocks if _kind(block) == "tool_result"]
         content = [block for block in content if block not in results]
     for block in results:  # Anthropic's place for them is the user's turn
         yield {
@@ -119,16 +150,18 @@ def _calls(message: AIMessage) -> Iterator[Json]:
         yield _call(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False))
     for invalid in message.invalid_tool_calls:
         yield _call(invalid["id"], invalid["name"], invalid["args"] or "")
-    known = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
-    for block in _blocks(message.content, "tool_use"):
-        if block["id"] not in known:
-            arguments = json.dumps(block["input"], ensure_ascii=False)
-            yield _call(block["id"], block["name"], arguments)
+    stated = _stated(message)
+    for block in call_blocks(message):
+        if block["id"] not in stated:
+            arguments = block["input" if _kind(block) == "tool_use" else "args"]
+            yield _call(block["id"], block["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def _blocks(content: str | Iterable[Any], kind: str) -> list[Mapping[str, Any]]:
-    blocks: Iterable[Any] = () if isinstance(content, str) else content
-    return [block for block in blocks if _kind(block) == kind]
+def _stated(message: BaseMessage) -> set[str | None]:
+    """The ids of the calls that a message has not only in its content."""
+    if not isinstance(message, AIMessage):
+        return set()
+    return {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
 
 
 def _call(call_id: str | None, name: str | None, arguments: str) -> Json:

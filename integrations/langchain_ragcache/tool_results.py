@@ -6,8 +6,9 @@ order. A replay of the same thread then differs from there on, and is computed a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
@@ -30,6 +31,12 @@ def in_call_order(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     return ordered
 
 
+def call_blocks(message: AIMessage) -> list[Mapping[str, Any]]:
+    """The blocks of its content that are calls: LangChain's `tool_call`, Anthropic's `tool_use`."""
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    return [block for block in blocks if block.get("type") in ("tool_call", "tool_use")]
+
+
 def _call_id(result: BaseMessage) -> str | None:
     return result.tool_call_id if isinstance(result, ToolMessage) else None
 
@@ -38,5 +45,6 @@ def _call_places(message: BaseMessage) -> dict[str | None, int]:
     """Where the result of each call belongs; calls that were not valid JSON are answered too."""
     if not isinstance(message, AIMessage):
         return {}
-    calls = [*message.tool_calls, *message.invalid_tool_calls]
-    return {call_id: place for place, call_id in enumerate(dict.fromkeys(c["id"] for c in calls))}
+    calls = (*message.tool_calls, *message.invalid_tool_calls, *call_blocks(message))
+    ids = dict.fromkeys(call.get("id") for call in calls)
+    return {call_id: place for place, call_id in enumerate(ids)}
