@@ -50,6 +50,21 @@ class EmbeddedGateway:
 
         return cls(load_serving(ServeSettings(model=model, **options)))
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights: engines with the same one give the same answers."""
+        return self.serving.model.fingerprint
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """The same engine: copies of a chat model share it."""
+        return self
+
+    def __reduce__(self) -> str:
+        """Pickling says what to do instead."""
+        raise TypeError(
+            "an engine that runs in this process cannot be pickled; give its options instead"
+        )
+
     def models(self) -> list[Json]:
         """The entries of GET /v1/models; the first is the canonical name."""
         return [model_body(self.serving, name) for name in self.serving.model_names]

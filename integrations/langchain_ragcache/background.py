@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakSet
+
+from langchain_core.exceptions import ModelConnectionError
 
 from langchain_ragcache.langgraph_runs import cancel_with_run
 
@@ -24,10 +27,15 @@ _END: Any = object()
 class BackgroundLoop:
     """Runs coroutines for callers in other threads and loops.
 
-    A caller that is cancelled, interrupted or closed cancels what runs for it.
+    A caller that is cancelled, interrupted or closed cancels what runs for it. What a LangGraph run
+    leaves behind ends with `asyncio.CancelledError`, which no retry or fallback takes for a failure
+    of the model; what `close` ends, with `ModelConnectionError`.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closing = False
+        self._futures: WeakSet[Future[Any]] = WeakSet()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="langchain-ragcache", daemon=True)
         self._thread.start()
@@ -38,12 +46,20 @@ class BackgroundLoop:
         cancel_with_run(future)
         try:
             return future.result()
+        except CancelledError:
+            raise self._end() from None
         finally:
             future.cancel()  # does nothing but after an interruption
 
     async def result(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, for callers on another event loop."""
-        return await asyncio.wrap_future(self._submit(work))
+        try:
+            return await asyncio.wrap_future(self._submit(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._end() from None
 
     def iterate(self, source: AsyncGenerator[T]) -> Iterator[T]:
         """The items of `source`, for synchronous callers; closing the iterator closes it too."""
@@ -55,6 +71,8 @@ class BackgroundLoop:
             while (item := arrived.get()) is not _END:
                 yield item
             pump.result()
+        except CancelledError:
+            raise self._end() from None
         finally:
             pump.cancel()
 
@@ -76,17 +94,36 @@ class BackgroundLoop:
             while (item := await arrived.get()) is not _END:
                 yield item
             pump.result()
+        except CancelledError:
+            raise self._end() from None
         finally:
             pump.cancel()
 
-    def close(self) -> None:
-        """Cancel what still runs and end the thread."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Take nothing more, cancel what still runs, run `last` and end the thread."""
+        with self._lock:
+            self._closing = True
+            running = list(self._futures)
+        for future in running:
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(_finish(last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._closing:
+                work.close()
+                raise self._end()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._futures.add(future)
+            return future
+
+    def _end(self) -> BaseException:
+        """Why something was cancelled that its caller has not cancelled."""
+        if self._closing:
+            return ModelConnectionError("langchain_ragcache was shut down")
+        return asyncio.CancelledError("the run of the graph was left")
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -101,7 +138,8 @@ async def _pump(source: AsyncGenerator[T], put: Callable[[T], None]) -> None:
             put(item)
 
 
-async def _cancel_others() -> None:
+async def _finish(last: Coroutine[Any, Any, None]) -> None:
+    await last
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

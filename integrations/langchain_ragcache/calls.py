@@ -1,8 +1,9 @@
-"""One call of a chat model: its time limit, its retries, its errors."""
+"""The calls of a chat model: their time limit, their retries, their errors."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from langchain_core.exceptions import ModelTimeoutError
 
+from langchain_ragcache.background import BackgroundLoop
 from langchain_ragcache.failures import Refused
 from langchain_ragcache.gateways import Gateway
 
@@ -21,37 +23,66 @@ _MAY_PASS = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 8.0  # seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Calls:
     """Sends bodies to a gateway; raises LangChain's exceptions.
 
-    `timeout`, in seconds, is for a whole call with its retries; None waits for ever. What may pass
-    (a full queue, a gateway that starts, a lost connection) is tried again up to `max_retries`
-    times, but never once a part of the answer has arrived.
+    Its coroutines belong on `loop`. Bodies without a model are for `model`, or for whatever is
+    served where that is None. `timeout`, in seconds, is for a whole call with its retries; None
+    waits for ever. What may pass (a full queue, a gateway that starts, a lost connection) is tried
+    again up to `max_retries` times, but never once a part of the answer has arrived.
     """
 
+    loop: BackgroundLoop
     gateway: Gateway
+    model: str | None
     timeout: float | None
     max_retries: int
 
-    async def models(self) -> list[Json]:
-        """What is served, the canonical name first."""
-        return await self._one(self.gateway.models)
+    async def served(self) -> Json:
+        """The gateway's entry of the model."""
+        return await self._one(self._entry)
 
     async def complete(self, body: Json) -> Json:
         """The whole answer."""
-        return await self._one(lambda: self.gateway.complete(body))
+
+        async def complete() -> Json:
+            return await self.gateway.complete(await self._addressed(body))
+
+        return await self._one(complete)
 
     async def count_tokens(self, body: Json) -> int:
         """The prompt tokens of a body."""
-        return await self._one(lambda: self.gateway.count_tokens(body))
+
+        async def count_tokens() -> int:
+            return await self.gateway.count_tokens(await self._addressed(body))
+
+        return await self._one(count_tokens)
 
     async def stream(self, body: Json) -> AsyncGenerator[Json]:
         """The chunks of the answer."""
-        tried = self._tried(lambda: self.gateway.stream(body))
-        async with self._limited(), aclosing(tried) as chunks:
+
+        async def stream() -> AsyncGenerator[Json]:
+            async with aclosing(self.gateway.stream(await self._addressed(body))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+        async with self._limited(), aclosing(self._tried(stream)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def _addressed(self, body: Json) -> Json:
+        """The body with a model. Asked for each time: a gateway may restart with another one."""
+        name = body.get("model") or self.model or (await self._entry())["id"]
+        return {**body, "model": name}
+
+    async def _entry(self) -> Json:
+        entries = {entry["id"]: entry for entry in await self.gateway.models()}
+        name = self.model or next(iter(entries), None)
+        if name is None or name not in entries:
+            known = ", ".join(entries) or "nothing"
+            raise Refused(404, f"the model {name!r} is not served; served here: {known}")
+        return entries[name]
 
     async def _one(self, work: Callable[[], Awaitable[T]]) -> T:
         async def answer() -> AsyncGenerator[T]:
@@ -73,7 +104,8 @@ class Calls:
                 if begun or tries >= self.max_retries or error.status not in _MAY_PASS:
                     raise
                 pause = min(error.retry_after or 0.5 * 2**tries, _LONGEST_PAUSE)
-            await asyncio.sleep(pause)
+            # Not all at the same moment: those who were refused together would be again.
+            await asyncio.sleep(pause * random.uniform(1, 1.5))
 
     @asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.exceptions import ModelNotFoundError
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from pydantic import PrivateAttr
 
 from langchain_ragcache.answers import PROVIDER, message_chunks, whole_messages
 from langchain_ragcache.calls import Calls
-from langchain_ragcache.gateways import gateways
+from langchain_ragcache.embedded import GivenEngine
+from langchain_ragcache.gateways import Gateway, current_place
 from langchain_ragcache.options import Options
 from langchain_ragcache.structured_output import (
     Method,
@@ -31,6 +30,16 @@ if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
 
 Json = dict[str, Any]
+_OF_THE_PROMPT = {
+    "cache_control",
+    "cache_salt",
+    "chat_template_kwargs",
+    "messages",
+    "model",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "tools",
+}
 System = str | list[str | dict[str, Any]] | SystemMessage
 
 
@@ -55,8 +64,6 @@ class ChatRagcache(Options):
             model = ChatRagcache(base_url="http://127.0.0.1:8000", temperature=0)
             model.invoke("Why do lighthouses flash?").usage_metadata
     """
-
-    _served: Json | None = PrivateAttr(default=None)  # the entry of the model in use
 
     def bind_tools(
         self,
@@ -119,31 +126,40 @@ class ChatRagcache(Options):
 
         Afterwards `profile` tells the model's context length.
         """
-        gateways.loop.wait(self._serving())
-        return self
+        calls = self._calls()
+        return self._profiled(calls.loop.wait(calls.served()))
 
     async def aload(self) -> Self:
         """See `load`."""
-        await gateways.loop.result(self._serving())
-        return self
+        calls = self._calls()
+        return self._profiled(await calls.loop.result(calls.served()))
 
-    def warm(self, system: System, tools: Sequence[AnyTool] = ()) -> UsageMetadata:
+    def warm(self, system: System, tools: Sequence[AnyTool] = (), **kwargs: Any) -> UsageMetadata:
         """Prefill what every prompt of an agent begins with, while something else goes on.
 
         Nothing is generated. Returns the usage, as that of an answer.
-        """
-        return _usage(gateways.loop.wait(self._complete(self._warming(system, tools))))
 
-    async def awarm(self, system: System, tools: Sequence[AnyTool] = ()) -> UsageMetadata:
+        Args:
+            system: The system message, or its content.
+            tools: The agent's tools.
+            **kwargs: Other fields of the request, such as `prompt_cache_key`.
+        """
+        calls, body = self._warming(system, tools, kwargs)
+        return _usage(calls.loop.wait(calls.complete(body)))
+
+    async def awarm(
+        self, system: System, tools: Sequence[AnyTool] = (), **kwargs: Any
+    ) -> UsageMetadata:
         """See `warm`."""
-        return _usage(await gateways.loop.result(self._complete(self._warming(system, tools))))
+        calls, body = self._warming(system, tools, kwargs)
+        return _usage(await calls.loop.result(calls.complete(body)))
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None
     ) -> int:
         """The prompt tokens of `messages`, exactly as the model would get them."""
-        body = self._body(messages, None, {"tools": self._wire_tools(tools or ())})
-        return gateways.loop.wait(self._count(body))
+        calls, body = self._prepared(messages, None, {"tools": self._wire_tools(tools or ())})
+        return calls.loop.wait(calls.count_tokens(body))
 
     def get_num_tokens(self, text: str) -> int:
         """The tokens of `text` within a message."""
@@ -157,8 +173,8 @@ class ChatRagcache(Options):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        body = self._body(messages, stop, kwargs)
-        return _result(gateways.loop.wait(self._complete(body)))
+        calls, body = self._prepared(messages, stop, kwargs)
+        return _result(calls.loop.wait(calls.complete(body)))
 
     async def _agenerate(
         self,
@@ -167,8 +183,8 @@ class ChatRagcache(Options):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        body = self._body(messages, stop, kwargs)
-        return _result(await gateways.loop.result(self._complete(body)))
+        calls, body = self._prepared(messages, stop, kwargs)
+        return _result(await calls.loop.result(calls.complete(body)))
 
     def _stream(
         self,
@@ -177,8 +193,8 @@ class ChatRagcache(Options):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        body = self._streamed(messages, stop, kwargs)
-        for part in gateways.loop.iterate(self._chunks(body)):
+        calls, body = self._streamed(messages, stop, kwargs)
+        for part in calls.loop.iterate(calls.stream(body)):
             for message in message_chunks(part):
                 chunk = ChatGenerationChunk(message=message)
                 if run_manager:
@@ -192,8 +208,8 @@ class ChatRagcache(Options):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        body = self._streamed(messages, stop, kwargs)
-        async with aclosing(gateways.loop.aiterate(self._chunks(body))) as parts:
+        calls, body = self._streamed(messages, stop, kwargs)
+        async with aclosing(calls.loop.aiterate(calls.stream(body))) as parts:
             async for part in parts:
                 for message in message_chunks(part):
                     chunk = ChatGenerationChunk(message=message)
@@ -203,52 +219,48 @@ class ChatRagcache(Options):
 
     def _streamed(
         self, messages: list[BaseMessage], stop: list[str] | None, call: Mapping[str, Any]
-    ) -> Json:
-        body = self._body(messages, stop, call)
+    ) -> tuple[Calls, Json]:
+        calls, body = self._prepared(messages, stop, call)
         if body.get("n", 1) != 1:
             raise ValueError("n: only one answer can be streamed")  # chunks are merged into one
-        return {**body, "stream_options": {"include_usage": True}}
+        return calls, {**body, "stream_options": {"include_usage": True}}
 
-    # The coroutines below run on the background loop.
+    def _prepared(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, call: Mapping[str, Any]
+    ) -> tuple[Calls, Json]:
+        """Where a call goes, and its body."""
+        model, fields = self._for_call(call)
+        if not model.base_url and fields.get("model") == model.model:
+            fields.pop("model", None)  # where the weights are is no name that is served
+        return model._calls(), model._body(messages, stop, fields)
 
-    async def _complete(self, body: Json) -> Json:
-        return await self._calls().complete(await self._addressed(body))
-
-    async def _chunks(self, body: Json) -> AsyncGenerator[Json]:
-        async with aclosing(self._calls().stream(await self._addressed(body))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _count(self, body: Json) -> int:
-        return await self._calls().count_tokens(await self._addressed(body))
-
-    async def _addressed(self, body: Json) -> Json:
-        """The body with the name of the model, which is asked for where nobody gave one."""
-        name = body.get("model", self.model)
-        if name is None or (self.base_url is None and name == self.model):
-            name = (await self._serving())["id"]
-        return {**body, "model": name}
-
-    async def _serving(self) -> Json:
-        if self._served is None:
-            entries = {entry["id"]: entry for entry in await self._calls().models()}
-            name = self.model if self.base_url and self.model else next(iter(entries))
-            if name not in entries:
-                known = ", ".join(entries)
-                raise ModelNotFoundError(f"the model {name!r} is not served; served: {known}")
-            self._served = entries[name]
-            limit: ModelProfile = {"max_input_tokens": self._served["max_input_tokens"]}
-            self.profile = {**limit, **(self.profile or {})}
-        return self._served
-
-    def _calls(self) -> Calls:
-        return Calls(self._gateway(), self.timeout, self.max_retries)
-
-    def _warming(self, system: System, tools: Sequence[AnyTool]) -> Json:
+    def _warming(
+        self, system: System, tools: Sequence[AnyTool], call: Mapping[str, Any]
+    ) -> tuple[Calls, Json]:
         # Templates want a question behind the system message; what it is does not matter.
         first = system if isinstance(system, SystemMessage) else SystemMessage(system)
-        fields = {"tools": self._wire_tools(tools), "max_tokens": 0}
-        return self._body([first, HumanMessage("")], [], fields)
+        fields = {**call, "tools": self._wire_tools(tools)}
+        calls, body = self._prepared([first, HumanMessage("")], [], fields)
+        prefill = {name: value for name, value in body.items() if name in _OF_THE_PROMPT}
+        return calls, {**prefill, "max_tokens": 0}
+
+    def _calls(self) -> Calls:
+        place = current_place()
+        gateway: Gateway
+        if self.base_url:
+            gateway = place.http(self.base_url, self._headers())
+        elif self.engine is not None:
+            gateway = GivenEngine(self.engine)
+        else:
+            gateway = place.embedded(self.model, self.engine_options)
+        name = self.model if self.base_url else None
+        return Calls(place.loop, gateway, name, self.timeout, self.max_retries)
+
+    def _profiled(self, served: Json) -> Self:
+        if limit := served.get("max_input_tokens"):
+            known: ModelProfile = {"max_input_tokens": limit}
+            self.profile = {**known, **(self.profile or {})}
+        return self
 
     def _wire_tools(self, tools: Sequence[AnyTool], strict: bool | None = None) -> list[Json]:
         return wire_tools(tools, strict=strict, stable_order=self.stable_tool_order)
@@ -257,14 +269,10 @@ class ChatRagcache(Options):
     def _llm_type(self) -> str:
         return "ragcache-chat"
 
-    @property
-    def _identifying_params(self) -> Json:
-        return self.model_dump(exclude={"api_key", "default_headers", "profile"})
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = PROVIDER
-        params.setdefault("ls_model_name", self._served["id"] if self._served else "default")
+        params.setdefault("ls_model_name", "default")
         if stops := stop or self.stop:
             params["ls_stop"] = stops
         return params

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from langchain_ragcache.failures import Refused
@@ -48,9 +49,6 @@ class GivenEngine:
         with _refusals():
             return await engine.count_tokens(body)
 
-    async def close(self) -> None:
-        """Leave the engine to its owner."""
-
     async def _engine(self) -> EmbeddedGateway:
         return self._given
 
@@ -77,7 +75,9 @@ class OwnEngine(GivenEngine):
     async def _engine(self) -> EmbeddedGateway:
         """Callers that come meanwhile wait for the same engine; a failure is tried again."""
         if self._loading is None or (self._loading.done() and self._loading.exception()):
-            self._loading = asyncio.create_task(asyncio.to_thread(self._load))
+            # In a context of its own, or the first caller's would live as long as the engine.
+            load = asyncio.to_thread(self._load)
+            self._loading = asyncio.create_task(load, context=Context())
         return await asyncio.shield(self._loading)
 
     def _load(self) -> EmbeddedGateway:
@@ -85,8 +85,8 @@ class OwnEngine(GivenEngine):
             from ragcache.embedded import EmbeddedGateway
         except ImportError as error:
             raise ImportError(
-                "without a base_url, ChatRagcache runs the engine in this process, which needs: "
-                "pip install 'langchain-ragcache[embedded]'"
+                "without a base_url, ChatRagcache runs the engine in this process, which is not "
+                "installed: give a base_url, or install ragcache beside langchain_ragcache"
             ) from error
         return EmbeddedGateway.load(self._model, **self._options)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from langchain_ragcache.background import BackgroundLoop
 from langchain_ragcache.embedded import OwnEngine
-from langchain_ragcache.http import HttpGateway
+from langchain_ragcache.http import HttpGateway, Site
 
 Json = dict[str, Any]
 
@@ -31,70 +31,73 @@ class Gateway(Protocol):
     async def count_tokens(self, body: Json) -> int:
         """The prompt tokens of a body."""
 
-    async def close(self) -> None:
-        """Give everything back."""
 
+class Place:
+    """A background loop, and the connections and engines that belong to it.
 
-class Gateways:
-    """The background loop and the gateways on it, made when they are first asked for.
-
-    Chat models hold no connection and no engine themselves: they can be copied and pickled.
+    Chat models hold none of them: they can be copied and pickled.
     """
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, as after a fork: neither threads nor connections are there any more."""
+        self.loop = BackgroundLoop()
         self._lock = threading.Lock()
-        self._loop: BackgroundLoop | None = None
-        self._open: dict[Hashable, Gateway] = {}
+        self._open: dict[Hashable, Site | OwnEngine] = {}
 
-    @property
-    def loop(self) -> BackgroundLoop:
-        """Where all requests run."""
-        with self._lock:
-            self._loop = self._loop or BackgroundLoop()
-            return self._loop
+    def http(self, base_url: str, headers: Mapping[str, str]) -> HttpGateway:
+        """The gateway at a URL, spoken to with these headers."""
+        return HttpGateway(self._get(base_url, lambda: Site(base_url)), headers)
 
-    def http(self, base_url: str, headers: Mapping[str, str]) -> Gateway:
-        """The gateway at a URL."""
-        key = (base_url, *sorted(headers.items()))
-        return self._get(key, lambda: HttpGateway(base_url, headers))
-
-    def embedded(self, model: str | None, options: Mapping[str, Any]) -> Gateway:
+    def embedded(self, model: str | None, options: Mapping[str, Any]) -> OwnEngine:
         """The engine in this process that serves `model` with these options."""
         key = (model, json.dumps(options, sort_keys=True, default=str))
-        return self._get(key, lambda: OwnEngine(model, options))
+        engine: OwnEngine = self._get(key, lambda: OwnEngine(model, options))
+        return engine
 
     def close(self) -> None:
-        """Stop engines, close connections, end the loop; requests that still run fail."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-            gateways, self._open = self._open, {}
-        if loop is not None:
-            for gateway in gateways.values():
-                loop.wait(gateway.close())
-            loop.close()
+        """Stop engines, close connections, end the loop."""
+        self.loop.close(self._close_all())
 
-    def _get(self, key: Hashable, make: Callable[[], Gateway]) -> Gateway:
+    async def _close_all(self) -> None:
+        for resource in list(self._open.values()):
+            await resource.close()
+
+    def _get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         with self._lock:
             if key not in self._open:
                 self._open[key] = make()
             return self._open[key]
 
 
-gateways = Gateways()
+_place: Place | None = None
+_lock = threading.Lock()
+
+
+def current_place() -> Place:
+    """The one that this process uses, made when it is first asked for."""
+    global _place
+    with _lock:
+        _place = _place or Place()
+        return _place
 
 
 def shutdown() -> None:
     """Stop embedded engines and close connections; the next call starts anew.
 
-    Happens at the end of the process too. Requests that still run fail.
+    Happens at the end of the process too. Calls that still run raise `ModelConnectionError`.
     """
-    gateways.close()
+    global _place
+    with _lock:
+        place, _place = _place, None
+    if place is not None:
+        place.close()
+
+
+def _forget() -> None:
+    """After a fork: neither threads nor connections are there any more."""
+    global _place, _lock
+    _place, _lock = None, threading.Lock()
 
 
 atexit.register(shutdown)
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=gateways.forget)
+    os.register_at_fork(after_in_child=_forget)

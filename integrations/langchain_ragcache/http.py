@@ -16,25 +16,52 @@ from langchain_ragcache.failures import Refused, Unreachable
 Json = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
+_SILENCE = 60.0  # seconds, after which a stream is lost: the gateway sends comments meanwhile
 _STATUS_OF_TYPE = {"server_error": 500, "rate_limit_error": 429, "authentication_error": 401}
 
 
+class Site:
+    """`ragcache serve` at `base_url`, which may end in /v1, and the connections to it.
+
+    Belongs to one event loop. Callers with different keys share the connections, and nothing else.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        self.proxy = _proxy(self.url)
+        self._opened: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Opened on the loop that uses it."""
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),  # the server's queue decides
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._opened
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._opened is not None:
+            await self._opened.close()
+
+
 class HttpGateway:
-    """Speaks to `ragcache serve` at `base_url`, which may end in /v1; belongs to one event loop.
+    """Speaks to a site, with headers of its own.
 
     Every request raises `Refused` for an error and `Unreachable` where no answer comes back.
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
-        self._url = base_url.rstrip("/").removesuffix("/v1")
+    def __init__(self, site: Site, headers: Mapping[str, str]) -> None:
+        self._site = site
         self._headers = headers
-        self._proxy = _proxy(self._url)
-        self._opened: aiohttp.ClientSession | None = None
 
     async def models(self) -> list[Json]:
         """What is served, the canonical name first."""
         async with self._answer("GET", "/v1/models") as response:
-            return list((await _json(response))["data"])
+            listed = (await _json(response)).get("data") or []
+            return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
 
     async def complete(self, body: Json) -> Json:
         """The whole answer to a chat completion."""
@@ -43,42 +70,34 @@ class HttpGateway:
 
     async def stream(self, body: Json) -> AsyncGenerator[Json]:
         """The chunks of the answer; closing the iterator closes the connection."""
-        async with self._answer("POST", CHAT, {**body, "stream": True}) as response:
+        streamed = {**body, "stream": True}
+        async with self._answer("POST", CHAT, streamed, silence=_SILENCE) as response:
             async for data in _events(response.content):
                 if data == b"[DONE]":
                     return
-                chunk = _object(data, self._url)
+                chunk = _object(data, self._site.url)
                 if "error" in chunk:
-                    raise _refused(_STATUS_OF_TYPE.get(chunk["error"].get("type"), 400), chunk)
+                    raise _stream_error(chunk["error"])
                 yield chunk
-        raise Unreachable(f"{self._url} ended the stream before the answer was complete")
+        raise Unreachable(f"{self._site.url} ended the stream before the answer was complete")
 
     async def count_tokens(self, body: Json) -> int:
         """The prompt tokens of a chat completion."""
         async with self._answer("POST", f"{CHAT}/count_tokens", body) as response:
             return int((await _json(response))["prompt_tokens"])
 
-    async def close(self) -> None:
-        """Close all connections."""
-        if self._opened is not None:
-            await self._opened.close()
-
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        """Opened on the loop that uses it."""
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-                connector=aiohttp.TCPConnector(limit=0),  # the server's queue decides
-            )
-        return self._opened
-
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: Json | None = None
+        self, method: str, path: str, body: Json | None = None, silence: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        request = self._session.request(method, self._url + path, json=body, proxy=self._proxy)
+        request = self._site.session.request(
+            method,
+            self._site.url + path,
+            json=body,
+            headers=self._headers,
+            proxy=self._site.proxy,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence),
+        )
         try:
             async with request as response:
                 if response.status >= 400:
@@ -86,7 +105,7 @@ class HttpGateway:
                 yield response
         except aiohttp.ClientError as error:
             reason = str(error) or type(error).__name__
-            raise Unreachable(f"no answer from {self._url}: {reason}") from error
+            raise Unreachable(f"no answer from {self._site.url}: {reason}") from error
 
 
 def _proxy(url: str) -> str | None:
@@ -130,3 +149,11 @@ async def _error(response: aiohttp.ClientResponse) -> Refused:
 def _refused(status: int, body: Json, retry_after: float | None = None) -> Refused:
     error = body["error"]
     return Refused(status, str(error["message"]), error.get("code"), retry_after)
+
+
+def _stream_error(error: Any) -> Refused:
+    """Of an event: the status is gone by then."""
+    if not isinstance(error, dict):
+        return Refused(500, str(error))
+    status = _STATUS_OF_TYPE.get(error.get("type", ""), 400)
+    return Refused(status, str(error.get("message")), error.get("code"))

@@ -1,4 +1,4 @@
-"""Synchronous nodes of a LangGraph run that ends before they do.
+"""Synchronous nodes of a LangGraph run that is left before they end.
 
 Leaving a graph's stream, or cancelling its task, cancels asynchronous nodes. A synchronous node is
 a thread, which nothing can cancel: the run waits for it, and the model would go on until its last
@@ -19,10 +19,11 @@ from langchain_core.runnables.config import ensure_config
 
 
 def cancel_with_run(future: Future[Any]) -> None:
-    """Cancel `future` if one of the LangGraph runs around this call ends before it.
+    """Cancel `future` if one of the LangGraph runs around this call is left, or fails, before it.
 
-    Does nothing outside of a graph, or where LangGraph does not show its runs in the place that
-    versions 1.0 to 1.2 do.
+    A run that ends as it should cancels nothing, so that work which a node has handed to another
+    thread goes on. Does nothing outside of a graph, or where LangGraph does not show its runs in
+    the place that versions 1.0 to 1.2 do.
     """
     for stack in _exit_stacks(ensure_config().get("configurable", {})):
         with _lock:
@@ -31,22 +32,22 @@ def cancel_with_run(future: Future[Any]) -> None:
 
 
 class _Run:
-    """The requests under way in a run; those that come after its end are cancelled at once."""
+    """The requests under way in a run; those that come after it was left are cancelled at once."""
 
     def __init__(self, stack: ExitStack | AsyncExitStack) -> None:
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
-        self._ended = False
-        stack.callback(self._end)
+        self._left = False
+        stack.push(self._exit)
 
     def add(self, future: Future[Any]) -> None:
         self._futures.add(future)
-        if self._ended:
+        if self._left:
             future.cancel()
 
-    def _end(self) -> None:
+    def _exit(self, kind: type[BaseException] | None, *_: object) -> None:
         with _lock:
-            self._ended = True
-            for future in list(self._futures):
+            self._left = kind is not None
+            for future in list(self._futures) if self._left else ():
                 future.cancel()
 
 

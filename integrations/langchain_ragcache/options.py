@@ -1,18 +1,20 @@
-"""What a chat model is told once, and the request that comes of it."""
+"""What a chat model is told, once or for one call, and the request that comes of it."""
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import os
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import BaseMessage
-from langchain_core.utils import from_env, secret_from_env
-from pydantic import ConfigDict, Field, SecretStr
+from langchain_core.utils import secret_from_env
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from langchain_ragcache.embedded import GivenEngine
-from langchain_ragcache.gateways import Gateway, gateways
 from langchain_ragcache.messages import wire_messages
 from langchain_ragcache.structured_output import response_format
 
@@ -28,6 +30,35 @@ _SENT = (  # the options that are fields of the request
     "prompt_cache_key",
     "prompt_cache_options",
 )
+_OF_THE_CLIENT = ("api_key", "default_headers", "max_retries", "timeout")
+_ALIASES = {"model_name": "model", "stop_sequences": "stop"}
+_FIELDS = {  # of one call; whatever else a gateway may know goes through extra_body
+    *_SENT,
+    "chat_template_kwargs",
+    "extra_body",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "metadata",
+    "min_p",
+    "min_tokens",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "prompt_cache_retention",
+    "repetition_penalty",
+    "response_format",
+    "stop",
+    "stop_token_ids",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "user",
+}
 
 
 class Options(BaseChatModel, ABC):
@@ -37,8 +68,9 @@ class Options(BaseChatModel, ABC):
 
     model: str | None = Field(default=None, alias="model_name")
     """A served name; embedded, a hub id, folder or GGUF file. Default: whatever is served."""
-    base_url: str | None = Field(default_factory=from_env("RAGCACHE_BASE_URL", default=None))
-    """Such as http://127.0.0.1:8000, with /v1 or without; None for the embedded engine."""
+    base_url: str | None = None
+    """Such as http://127.0.0.1:8000, with /v1 or without; None for the embedded engine. Default:
+    `RAGCACHE_BASE_URL`, unless there is an `engine`, or options for one."""
     api_key: SecretStr | None = Field(
         default_factory=secret_from_env("RAGCACHE_API_KEY", default=None)
     )
@@ -61,12 +93,12 @@ class Options(BaseChatModel, ABC):
     max_tokens: int | None = None
     seed: int | None = None
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Other fields of the request, such as `top_k` or `min_p`."""
 
     cache_control: dict[str, Any] | None = None
     """Anthropic's marker at the end of the prompt: {"type": "ephemeral", "ttl": "1h"}."""
-    cache_salt: str | None = None
+    cache_salt: SecretStr | None = None
     """Requests with different salts share nothing."""
     prompt_cache_key: str | None = None
     """Calls with the same key go to the same replica."""
@@ -75,12 +107,62 @@ class Options(BaseChatModel, ABC):
     stable_tool_order: bool = True
     """Whether `bind_tools` sorts by name: the same tools in another order would be a miss."""
 
-    def _gateway(self) -> Gateway:
-        if self.base_url:
-            return gateways.http(self.base_url, self._headers())
-        if self.engine is not None:
-            return GivenEngine(self.engine)
-        return gateways.embedded(self.model, self.engine_options)
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be a URL such as http://127.0.0.1:8000")
+        if "@" in parts.netloc:
+            raise ValueError("must hold no user or password: use api_key or default_headers")
+        return url or None
+
+    @field_validator("default_headers")
+    @classmethod
+    def _fit_for_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for text in (*headers, *headers.values()):
+            _refuse_controls(text)
+        return headers
+
+    @field_validator("api_key")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        _refuse_controls(key.get_secret_value() if key else "")
+        return key
+
+    @field_validator("engine_options")
+    @classmethod
+    def _not_said_elsewhere(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name in ("model", "api_key", "host", "port"):
+            if name in options:
+                raise ValueError(f"{name} is no option of an engine in this process")
+        return options
+
+    @model_validator(mode="after")
+    def _in_one_place(self) -> Self:
+        here = self.engine is not None or bool(self.engine_options)
+        if here and self.base_url:
+            raise ValueError("base_url: an engine in this process has none; give one of the two")
+        if not here and "base_url" not in self.model_fields_set:
+            self.base_url = self._is_url(os.environ.get("RAGCACHE_BASE_URL"))
+        return self
+
+    def _for_call(self, call: Mapping[str, Any]) -> tuple[Self, Json]:
+        """The model with those options of a call that are the client's, and the other ones.
+
+        Raises ValueError for an option that does not exist.
+        """
+        named = {_ALIASES.get(name, name): value for name, value in call.items()}
+        client = {name: named.pop(name) for name in _OF_THE_CLIENT if name in named}
+        for name in named.keys() - _FIELDS:
+            near = difflib.get_close_matches(name, {*_FIELDS, *_OF_THE_CLIENT}, n=1)
+            hint = f"did you mean {near[0]}?" if near else "extra_body takes other fields"
+            raise ValueError(f"{name}: there is no such option of a call; {hint}")
+        if not client:
+            return self, named
+        if isinstance(key := client.get("api_key"), str):
+            client["api_key"] = SecretStr(key)
+        return self.model_copy(update=client), named
 
     def _headers(self) -> dict[str, str]:
         if self.api_key is None:
@@ -91,17 +173,34 @@ class Options(BaseChatModel, ABC):
     def _body(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, call: Mapping[str, Any]
     ) -> Json:
-        """The request without its model; what the call says wins over the options."""
-        own = {name: getattr(self, name) for name in _SENT}
-        merged = _given(own) | self.extra_body | _given(call) | dict(call.get("extra_body") or {})
-        merged.pop("extra_body", None)
-        if not merged.get("tools", True):
-            del merged["tools"]
-        if wanted := merged.get("response_format"):
-            merged["response_format"] = response_format(wanted)
-        if stops := self.stop if stop is None else stop:
-            merged["stop"] = stops
-        return {"messages": wire_messages(messages), "ragcache": {"explain": True}, **merged}
+        """The request; what the call says wins over the options, `extra_body` over both."""
+        fields = _given({name: getattr(self, name) for name in _SENT}) | self.extra_body
+        fields |= _given(call) | dict(call.get("extra_body") or {})
+        fields.pop("extra_body", None)
+        if isinstance(salt := fields.get("cache_salt"), SecretStr):
+            fields["cache_salt"] = salt.get_secret_value()
+        if not fields.get("tools", True):
+            del fields["tools"]
+        if wanted := fields.get("response_format"):
+            fields["response_format"] = response_format(wanted)
+        if stops := stop if stop is not None else fields.pop("stop", self.stop):
+            fields["stop"] = stops
+        return {"messages": wire_messages(messages), "ragcache": {"explain": True}, **fields}
+
+    @property
+    def _identifying_params(self) -> Json:
+        """What an answer depends on, for LangChain's caches and traces; secrets only as a hash."""
+        names = [*_SENT, "base_url", "engine_options", "extra_body", "model", "stop"]
+        shown = {name: getattr(self, name) for name in names if name != "cache_salt"}
+        if self.engine is not None:
+            shown["engine"] = self.engine.fingerprint
+        secrets = (self._headers(), self.cache_salt and self.cache_salt.get_secret_value())
+        return {**shown, "tenant": hashlib.sha256(repr(secrets).encode()).hexdigest()[:16]}
+
+
+def _refuse_controls(text: str) -> None:
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise ValueError("must hold no control characters")
 
 
 def _given(fields: Mapping[str, Any]) -> Json:

@@ -82,7 +82,7 @@ def test_the_name_is_that_of_the_gateway_unless_one_is_given(chat, loaded):
     model = chat().load() if loaded else chat()
     assert model.invoke(QUESTION).response_metadata["model_name"] == "tiny"
     assert model.invoke(QUESTION, model="alias").response_metadata["model_name"] == "alias"
-    assert model._get_ls_params()["ls_model_name"] == "tiny"
+    assert chat(model="tiny")._get_ls_params()["ls_model_name"] == "tiny"
     assert model._get_ls_params(model="alias")["ls_model_name"] == "alias"
 
 

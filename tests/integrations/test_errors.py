@@ -56,7 +56,7 @@ in_every_call = pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
         ({"stop": [""]}, "stop"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"extra_body": {"top_k": "many"}}, "top_k"),
-        ({"n": 2, "stream_options": {"include_usage": 3}}, "include_usage"),
+        ({"extra_body": {"stream_options": {"include_usage": 3}}}, "include_usage"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -116,6 +116,7 @@ def pauses(monkeypatch):
         await asyncio.sleep(0.001)
 
     monkeypatch.setattr(calls, "asyncio", SimpleNamespace(sleep=sleep, timeout=asyncio.timeout))
+    monkeypatch.setattr(calls, "random", SimpleNamespace(uniform=lambda low, high: low))
     return seconds
 
 
@@ -156,7 +157,7 @@ async def test_a_full_queue(crowded, occupants, ask, pauses):
     reason="older releases of langchain do not try again with less",
 )
 async def test_a_summary_that_is_too_long_is_made_of_less(crowded):
-    model = crowded.model_copy(update={"max_tokens": 20})
+    model = crowded.load().model_copy(update={"max_tokens": 20})
     summarize = SummarizationMiddleware(
         model, trigger=("messages", 3), keep=("messages", 1), trim_tokens_to_summarize=None
     )

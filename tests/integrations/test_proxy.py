@@ -2,7 +2,7 @@
 
 import pytest
 from langchain_ragcache.failures import Unreachable
-from langchain_ragcache.http import HttpGateway
+from langchain_ragcache.http import HttpGateway, Site
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -16,11 +16,11 @@ async def models(gateway, monkeypatch):
     async def ask(**environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        somewhere = HttpGateway(NOBODY, {})
+        site = Site(NOBODY)
         try:
-            return [entry["id"] for entry in await somewhere.models()]
+            return [entry["id"] for entry in await HttpGateway(site, {}).models()]
         finally:
-            await somewhere.close()
+            await site.close()
 
     return ask
 
