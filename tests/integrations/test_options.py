@@ -10,6 +10,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ModelAuthenticationError, ModelTimeoutError
 from langchain_core.globals import set_llm_cache
+from langchain_core.runnables import RunnableLambda
 from langchain_ragcache import ChatRagcache
 from langchain_ragcache.gateways import current_place
 from pydantic import ValidationError
@@ -138,7 +139,9 @@ def test_the_first_caller_is_not_kept_for_as_long_as_the_engine(gateway, monkeyp
     monkeypatch.setattr(EmbeddedGateway, "close", lambda self: None)
     handler = Handler()
     model = ChatRagcache(engine_options={"block_size": 16, "max_queue": 77})
-    model.invoke(QUESTION, {"callbacks": [handler]})
+    RunnableLambda(lambda question: model.invoke(question)).invoke(
+        QUESTION, {"callbacks": [handler]}
+    )
     kept = weakref.ref(handler)
     del handler
     gc.collect()
