@@ -9,7 +9,6 @@ from warnings import warn
 
 from langchain_core.runnables import RunnableBinding, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from langchain_ragcache.chat_models import ChatRagcache
 from langchain_ragcache.markers import marked_system, marked_tools
@@ -175,7 +174,7 @@ def _unbound(model: Any) -> tuple[Any, Mapping[str, Any]]:
 def _tool_name(tool: BaseTool | dict[str, Any]) -> str:
     if isinstance(tool, BaseTool):
         return tool.name
-    return name_of(convert_to_openai_tool(tool))
+    return name_of(*wire_tools([tool], strict=None, stable_order=False))
 
 
 def _sent_tools(request: ModelRequest) -> list[BaseTool | dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -48,12 +48,20 @@ def wire_choice(choice: Json | str | bool | None, tools: Sequence[Json]) -> Json
 
 
 def _tool(tool: AnyTool, strict: bool | None) -> Json:
-    wire = convert_to_openai_tool(tool, strict=strict)
+    wire = tool if _is_foreign(tool) else convert_to_openai_tool(tool, strict=strict)
     if "function" not in wire:
-        raise ValueError(f"tools: only functions can be called here, not {wire.get('type')!r}")
+        raise ValueError(f"tools: only functions can be called here, not {wire}")
     wire = {**wire, "function": _sorted(wire["function"])}
     marker = _marker(tool)
     return wire if marker is None else {**wire, "cache_control": marker}
+
+
+def _is_foreign(tool: AnyTool) -> TypeGuard[Json]:
+    """Whether this defines what only some provider has: its own search, a computer to use …"""
+    if not isinstance(tool, dict):
+        return False
+    usual = (None, "function", "object", "custom" if "input_schema" in tool else None)
+    return tool.get("type") not in usual
 
 
 def _sorted(schema: Any) -> Any:
