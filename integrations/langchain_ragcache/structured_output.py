@@ -18,10 +18,7 @@ from langchain_core.output_parsers.openai_tools import (
 )
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import (
-    convert_to_openai_function,
-    convert_to_openai_tool,
-)
+from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from langchain_ragcache.tools import AnyTool
@@ -32,6 +29,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Schema = Json | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
+
+_OBJECTS = {"$ref", "allOf", "anyOf", "oneOf", "properties"}  # keywords that objects may have
+_KEYWORDS = {"const", "enum", "items", "prefixItems", "type"} | _OBJECTS
 
 
 def structured_output(
@@ -46,7 +46,7 @@ def structured_output(
 
     `tools` are in the prompt, where those of the agent's other prompts are, and are not called.
 
-    Raises ValueError for an unknown method, or where a schema is missing.
+    Raises ValueError for an unknown method, or where a schema is missing or cannot be used.
     """
     if schema is None and method != "json_mode":
         raise ValueError(f"schema: is required with method {method!r}")
@@ -67,13 +67,14 @@ def structured_output(
 
 
 def response_format(schema: Any, strict: bool | None = None) -> Json:
-    """The request's `response_format` for a class, a JSON schema, or what has this form already."""
+    """The request's `response_format` for a class, a JSON schema, or what has this form already.
+
+    Raises ValueError for anything else.
+    """
     if isinstance(schema, dict) and schema.get("type") in ("json_schema", "json_object", "text"):
         return schema
-    if isinstance(schema, dict) and not {"title", "name", "function"} & schema.keys():
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    function = convert_to_openai_function(schema, strict=strict)
-    function["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", function["name"])[:64]
+    function = _function(schema, strict)
+    function["name"] = _name(function["name"])
     function["schema"] = function.pop("parameters")
     return {"type": "json_schema", "json_schema": function}
 
@@ -130,17 +131,50 @@ def _with_call(
     tools: Sequence[AnyTool],
     fields: Json,
 ) -> tuple[Runnable[Any, AIMessage], Runnable[Any, Any]]:
-    name = convert_to_openai_tool(schema)["function"]["name"]
+    function = _function(schema, strict)
+    name, parameters = function["name"], function["parameters"]
+    if parameters.get("type") != "object" and not _OBJECTS & parameters.keys():
+        raise ValueError(f"schema: the arguments of a call are an object, which {name} is not")
     bound = model.bind_tools(
-        [*tools, schema],
+        [*tools, {"type": "function", "function": function}],
         tool_choice=name,
-        strict=strict,
         **_traced(schema, "function_calling", strict),
         **fields,
     )
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         return bound, WholeObjectCall(tools=[schema], first_tool_only=True)
     return bound, WholeCall(key_name=name, first_tool_only=True)
+
+
+def _function(schema: Any, strict: bool | None) -> Json:
+    """A class, a tool's definition or a JSON schema as a function, whose `parameters` it is."""
+    try:
+        function = convert_to_openai_function(_definition(schema))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"schema: {schema!r} is neither a class nor a JSON schema") from error
+    if "parameters" not in function:
+        raise ValueError(f"schema: {schema!r} has no JSON schema")
+    return convert_to_openai_function(function, strict=strict)
+
+
+def _definition(schema: Any) -> Any:
+    """What LangChain converts: of JSON schemas only those with a title and `properties`."""
+    if not isinstance(schema, dict) or {"parameters", "input_schema"} & schema.keys():
+        return schema
+    if "function" in schema:
+        return schema["function"]
+    if not _KEYWORDS & schema.keys():
+        return schema
+    parameters = dict(schema)
+    definition = {"name": _name(parameters.pop("title", None) or "answer")}
+    if "description" in parameters:
+        definition["description"] = parameters.pop("description")
+    return {**definition, "parameters": parameters}
+
+
+def _name(text: str) -> str:
+    """`text` in the characters and the length that names may have."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)[:64]
 
 
 def _traced(schema: Schema | None, method: Method, strict: bool | None) -> Json:
