@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
+from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -36,7 +37,8 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._closing = False
         self._futures: WeakSet[Future[Any]] = WeakSet()
-        self._loop = asyncio.new_event_loop()
+        # In a context of its own, or the first caller's would live as long as the loop.
+        self._loop = Context().run(asyncio.new_event_loop)
         self._thread = threading.Thread(target=self._run, name="langchain-ragcache", daemon=True)
         self._thread.start()
 

@@ -75,7 +75,7 @@ class OwnEngine(GivenEngine):
     async def _engine(self) -> EmbeddedGateway:
         """Callers that come meanwhile wait for the same engine; a failure is tried again."""
         if self._loading is None or (self._loading.done() and self._loading.exception()):
-            # In a context of its own, or the first caller's would live as long as the engine.
+            # In a context of its own, as the background loop is.
             load = asyncio.to_thread(self._load)
             self._loading = asyncio.create_task(load, context=Context())
         return await asyncio.shield(self._loading)
