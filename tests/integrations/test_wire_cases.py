@@ -216,6 +216,11 @@ def test_processes_send_the_same_whatever_their_hash_seed(gateway):
 # Markers.
 
 
+def as_anthropic(each):
+    function = convert_to_openai_tool(each)["function"]
+    return {"input_schema": function.pop("parameters"), **function}
+
+
 def marked(**fields):
     return {"type": "text", "text": QUESTION, **fields}
 
@@ -240,6 +245,9 @@ MARKED = {
     "a tool": {"tools": [ask, look.model_copy(update={"extras": {"cache_control": MARKER}})]},
     "a definition of a tool": {
         "tools": [ask, {**convert_to_openai_tool(look), "cache_control": MARKER}],
+    },
+    "a definition, as Anthropic has it": {
+        "tools": [ask, {**as_anthropic(look), "cache_control": MARKER}],
     },
     "the request": {"fields": {"cache_control": MARKER}},
     "the model": {"options": {"cache_control": MARKER}},
