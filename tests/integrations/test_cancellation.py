@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import threading
-from concurrent.futures import CancelledError
 from contextlib import aclosing, closing, contextmanager, suppress
 
 import pytest
@@ -255,8 +254,20 @@ def test_ctrl_c(endless, engine, call):
     engine.stops()
 
 
-def test_a_shutdown_ends_what_runs(endless, engine):
-    threading.Thread(target=lambda: (engine.begins(), shutdown())).start()
-    with pytest.raises((CancelledError, ModelConnectionError)):
-        endless.invoke(QUESTION)
+@pytest.mark.parametrize("call", ["invoke", "stream"])
+def test_a_shutdown_ends_what_runs(endless, engine, call):
+    thread = threading.Thread(target=lambda: (engine.begins(), shutdown()))
+    thread.start()
+    with pytest.raises(ModelConnectionError):
+        list(getattr(endless, call)(QUESTION))
+    thread.join()
     engine.stops()
+
+
+async def test_a_shutdown_ends_what_runs_for_other_loops(endless, engine):
+    task = asyncio.create_task(endless.ainvoke(QUESTION))
+    await asyncio.to_thread(engine.begins)
+    await asyncio.to_thread(shutdown)
+    with pytest.raises(ModelConnectionError):
+        await task
+    await asyncio.to_thread(engine.stops)
