@@ -76,6 +76,20 @@ class Encoder:
         """Encode a rendered chat prompt; marked control tokens become ordinary text."""
         return list(self._cut(rendered, partial(self._remembered, scope=scope)))
 
+    def num_new(self, rendered: str, scope: str = "") -> int:
+        """How many characters `pieces` would encode because they are not remembered."""
+        lengths: list[int] = []
+
+        def look_up(text: str) -> Sequence[int]:
+            ids = self._remembered.peek(text, scope)
+            if ids is None:
+                lengths.append(len(text))
+            return ids or ()
+
+        for _ in self._cut(rendered, look_up):
+            pass
+        return sum(lengths)
+
     def count_tokens(
         self, pieces: Iterable[Piece], ends: Sequence[int], scope: str = ""
     ) -> list[int]:

@@ -70,24 +70,29 @@ class PlainPrompt(TokenizedPrompt):
         return "prompt", self.find_character(token)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ChatTokens(TokenizedPrompt):
-    """A rendered conversation."""
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation as its template writes it, marks included."""
 
     prompt: ChatPrompt
     conversation: Conversation
     rendered: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ChatTokens(TokenizedPrompt):
+    """A rendered conversation, encoded."""
+
+    chat: RenderedChat
+    ids: array[int]
     pieces: list[Piece]
     template: ChatTemplate
     encoder: Encoder
     scope: str  # in which its pieces are remembered
 
     def packed(self) -> Sequence[int]:
-        """The arrays of the pieces, joined."""
-        ids = array("I")
-        for piece in self.pieces:
-            ids.extend(piece.ids)
-        return ids
+        """See `TokenizedPrompt`."""
+        return self.ids
 
     def layout(self) -> PromptLayout:
         """The parts that `segments.outline` finds."""
@@ -102,7 +107,8 @@ class ChatTokens(TokenizedPrompt):
 
     @cached_property
     def _outline(self) -> Outline:
-        return outline(self.template, self.conversation, self.prompt.breakpoints, self.rendered)
+        chat = self.chat
+        return outline(self.template, chat.conversation, chat.prompt.breakpoints, chat.rendered)
 
     @cached_property
     def _layout(self) -> PromptLayout:
@@ -119,10 +125,10 @@ class ChatTokens(TokenizedPrompt):
         """The character of the text at which the content of a part starts."""
         _, end, message = self._outline.parts[number]
         if message is not None:
-            content, end = self.prompt.messages[message].content, self._num_characters(end)
+            content, end = self.chat.prompt.messages[message].content, self._num_characters(end)
             if self.text.endswith(content.strip(), 0, end):  # templates often trim
                 return end - len(content.rstrip())
         return self._num_characters(self._outline.parts[number - 1].end) if number else 0
 
     def _num_characters(self, end: int) -> int:
-        return len(self.template.control.unmark(self.rendered[:end]))
+        return len(self.template.control.unmark(self.chat.rendered[:end]))

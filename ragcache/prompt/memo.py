@@ -40,6 +40,11 @@ class EncodingMemo:
             self._insert(key, ids)
         return ids
 
+    def peek(self, text: str, scope: str = "") -> Sequence[int] | None:
+        """Token ids of `text` where they are remembered."""
+        with self._lock:
+            return self._entries.get((scope, text))
+
     def _insert(self, key: tuple[str, str], ids: array[int]) -> None:
         size = _size(key, ids)
         if key in self._entries or size > self._max_bytes // _MAX_SHARE:

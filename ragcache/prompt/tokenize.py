@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,7 @@ from ragcache.errors import ContextLengthExceeded, InvalidRequest
 from ragcache.prompt.bounds import LengthBound
 from ragcache.prompt.detokenize import Detokenizer
 from ragcache.prompt.encoder import Encoder
-from ragcache.prompt.layout import ChatTokens, PlainPrompt, TokenizedPrompt
+from ragcache.prompt.layout import ChatTokens, PlainPrompt, RenderedChat, TokenizedPrompt
 from ragcache.prompt.template import ChatTemplate, require_encodable
 from ragcache.prompt.tool_format import ToolFormat
 from ragcache.prompt.vocabulary import Vocabulary
@@ -26,6 +27,8 @@ from ragcache.types import ChatPrompt
 T = TypeVar("T")
 
 _LARGE = 1 << 20  # characters; some tenths of a second of work
+_SMALL = 1 << 14  # characters; rendered in half a millisecond
+_FEW = 1 << 10  # characters; encoded in half a millisecond
 _VALUE_SIZE = 16  # characters that a value in a tool or call costs besides its own
 
 
@@ -59,19 +62,34 @@ class PromptTokenizer:
         the chat template cannot render, ContextLengthExceeded for more than `max_tokens` tokens,
         without encoding where the length of the text leaves no doubt.
         """
+        return self.encode_rendered(self.render(prompt), max_tokens, scope)
+
+    def render(self, prompt: ChatPrompt) -> RenderedChat:
+        """The first half of `encode_chat`."""
         conversation = self.template.prepare(prompt)
         rendered = self.template.render(conversation)
-        text = self.template.control.unmark(rendered)
+        return RenderedChat(prompt, conversation, rendered)
+
+    def num_new(self, chat: RenderedChat, scope: str = "") -> int:
+        """How many characters the second half would encode that are not remembered."""
+        return self._encoder.num_new(chat.rendered, scope)
+
+    def encode_rendered(
+        self, chat: RenderedChat, max_tokens: int | None = None, scope: str = ""
+    ) -> TokenizedPrompt:
+        """The second half of `encode_chat`."""
+        text = self.template.control.unmark(chat.rendered)
         self._refuse_certain_excess(text, max_tokens, "messages")
-        pieces = self._encoder.pieces(rendered, scope)
-        ids = list(chain.from_iterable(piece.ids for piece in pieces))
-        _refuse_excess(len(ids), max_tokens, "messages")
+        pieces = self._encoder.pieces(chat.rendered, scope)
+        packed = array("I")
+        for piece in pieces:
+            packed.extend(piece.ids)
+        _refuse_excess(len(packed), max_tokens, "messages")
         return ChatTokens(
-            token_ids=ids,
+            token_ids=packed.tolist(),
             text=text,
-            prompt=prompt,
-            conversation=conversation,
-            rendered=rendered,
+            chat=chat,
+            ids=packed,
             pieces=pieces,
             template=self.template,
             encoder=self._encoder,
@@ -101,7 +119,8 @@ class PromptTokenizer:
         return b"".join(map(self.vocabulary.token_bytes, token_ids)).decode("utf-8", "replace")
 
     def _refuse_certain_excess(self, text: str, max_tokens: int | None, param: str) -> None:
-        _refuse_excess(self._length_bound.min_tokens(text), max_tokens, param, "at least ")
+        if max_tokens is not None and len(text) > max_tokens:
+            _refuse_excess(self._length_bound.min_tokens(text), max_tokens, param, "at least ")
 
 
 class TokenizerPool:
@@ -123,21 +142,27 @@ class TokenizerPool:
     async def encode_chat(
         self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
     ) -> TokenizedPrompt:
-        """`PromptTokenizer.encode_chat` on a thread, which finds the layout too."""
+        """`PromptTokenizer.encode_chat` with the layout; on a thread where that takes long.
 
-        def work() -> TokenizedPrompt:
-            encoded = self.prompts.encode_chat(prompt, max_tokens, scope)
-            encoded.layout()  # is kept
-            return encoded
-
-        return await self._run(_is_large_chat(prompt), work)
+        Most prompts go on from one that is remembered. Such a prompt is encoded before a thread
+        would have begun, on a machine that is busy with a model.
+        """
+        size = _chat_size(prompt)
+        if size > _SMALL:
+            encode = self.prompts.encode_chat
+            return await self._run(size > _LARGE, _with_layout, encode, prompt, max_tokens, scope)
+        chat = self.prompts.render(prompt)
+        encode = partial(_with_layout, self.prompts.encode_rendered, chat, max_tokens, scope)
+        is_soon_done = self.prompts.num_new(chat, scope) <= _FEW
+        return encode() if is_soon_done else await self._run(False, encode)
 
     async def count_tokens(
         self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
     ) -> int:
         """How many tokens `encode_chat` finds; needs no layout."""
         encode = self.prompts.encode_chat
-        encoded = await self._run(_is_large_chat(prompt), encode, prompt, max_tokens, scope)
+        is_large = _chat_size(prompt) > _LARGE
+        encoded = await self._run(is_large, encode, prompt, max_tokens, scope)
         return len(encoded.token_ids)
 
     async def encode_text(self, text: str, max_tokens: int | None = None) -> TokenizedPrompt:
@@ -174,8 +199,14 @@ def _is_large(prompt: Sized) -> bool:
     return len(prompt) > _LARGE
 
 
-def _is_large_chat(prompt: ChatPrompt) -> bool:
-    """Whether the strings and values of a conversation add up to a large prompt.
+def _with_layout(encode: Callable[..., TokenizedPrompt], *args: object) -> TokenizedPrompt:
+    encoded = encode(*args)
+    encoded.layout()  # is kept
+    return encoded
+
+
+def _chat_size(prompt: ChatPrompt) -> int:
+    """The characters of a conversation, or at least more than `_LARGE` of them.
 
     Iterative and ended early, since it runs on the event loop with what a client sent.
     """
@@ -189,7 +220,7 @@ def _is_large_chat(prompt: ChatPrompt) -> bool:
             rest += chain.from_iterable(value.items())
         elif isinstance(value, list | tuple):
             rest += value
-    return size > _LARGE
+    return size
 
 
 def _keep_whole_spans(post_processor: Any) -> None:

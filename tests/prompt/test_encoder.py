@@ -67,8 +67,14 @@ def test_a_growing_conversation_encodes_only_what_is_new(
     encoder.pieces(first)
     assert "user\nmany words" in encoded
     encoded.clear()
-    encoder.pieces(first + "<|im_start|>assistant\nnew<|im_end|>\n")
+    longer = first + "<|im_start|>assistant\nnew<|im_end|>\n"
+    assert encoder.num_new(longer) == len("assistant\nnew")
+    assert encoded == []
+    encoder.pieces(longer)
     assert encoded == ["assistant\nnew"]
+    assert encoder.num_new(longer) == 0
+    all_of_it = len("user\nmany words\nassistant\nnew\n")
+    assert encoder.num_new(longer, scope="of nobody else") == all_of_it
 
 
 def test_tokens_that_reach_across_an_end_belong_to_what_follows(

@@ -199,6 +199,19 @@ async def test_large_prompts_leave_the_threads_to_small_ones(
         pool.close()
 
 
+async def test_what_is_soon_encoded_needs_no_thread(smollm2: Any, chat: Chat) -> None:
+    pool = TokenizerPool(smollm2)
+    passage = "It is said that a lighthouse is seen from afar. " * 50
+    await pool.encode_chat(chat(passage))
+    pool.close()
+    longer = chat(passage, "Seen by whom?", "By all.")
+    expected = pool.prompts.encode_chat(longer).token_ids
+    assert (await pool.encode_chat(longer)).token_ids == expected
+    for prompt, scope in (longer, "another tenant"), (chat(passage, passage.upper()), ""):
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await pool.encode_chat(prompt, scope=scope)
+
+
 async def test_a_layout_is_found_on_the_thread_that_encodes(
     pool: TokenizerPool, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
