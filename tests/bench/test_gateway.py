@@ -13,7 +13,8 @@ def test_requests_are_timed_and_shown():
     console = Console(width=120)
     with console.capture() as shown:
         console.print(render(results))
-    assert f"{results['prompt_tokens']} prompt tokens" in shown.get()
+    words = " ".join(shown.get().split())  # the title takes the lines that it needs
+    assert f"{results['prompt_tokens']} prompt tokens" in words
 
 
 def test_the_clock_stops_while_the_stand_in_computes():
