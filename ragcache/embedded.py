@@ -76,7 +76,7 @@ class EmbeddedGateway:
         async with aclosing(generation):
             async for delta in generation:
                 choices[delta.index].add(delta)
-        return _plain(reply.body(choices, generation.usage))
+        return reply.body(choices, generation.usage)
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
         """The chunks of the same with `stream`; leaving early aborts the generation."""
@@ -84,9 +84,9 @@ class EmbeddedGateway:
         async with aclosing(generation):
             async for delta in generation:
                 for chunk in reply.chunks(delta):
-                    yield _plain(chunk)
+                    yield chunk
             for chunk in reply.closing(generation.usage):
-                yield _plain(chunk)
+                yield chunk
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int:
         """The prompt tokens of such a body."""
@@ -114,8 +114,3 @@ class EmbeddedGateway:
         request = await off_loop(len(raw), partial(parse, ChatCompletionRequest, raw))
         self.serving.check_name(request.model)
         return request
-
-
-def _plain(body: Json) -> Json:
-    """The body as it would arrive: callers keep it in checkpoints, where our types are unknown."""
-    return dict(json.loads(json.dumps(body)))

@@ -16,7 +16,7 @@ Delivery = list[EngineEvent] | EngineUnavailable
 
 
 class Mailboxes:
-    """The engine's event sink: sorts a step's events and enters each event loop once."""
+    """The engine's event sink: sorts what comes together and enters each event loop once."""
 
     def __init__(self) -> None:
         self._open: dict[str, Subscription] = {}
@@ -66,7 +66,7 @@ def _hand_out(batch: list[tuple[Subscription, Delivery]]) -> None:
 
 
 class Subscription:
-    """The events of one request, as an asynchronous iterator of one list a step.
+    """The events of one request, as an asynchronous iterator of those that come together.
 
     Ends after the last choice has finished; raises `GenerationFailed` when this request fails
     and `EngineUnavailable` when the engine does.

@@ -25,7 +25,10 @@ IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache chec
 
 
 class EventSink(Protocol):
-    """Where the events of requests go; called on the engine thread, at most once a step."""
+    """Where the events of requests go; called on the engine thread.
+
+    At most once a step, and once more in a step that admits requests.
+    """
 
     def deliver(self, events: Events) -> None:
         """Take events, each with the id of its request, in order."""
@@ -158,8 +161,10 @@ class Engine:
 
     def _step(self) -> None:
         chunks = self._scheduler.schedule()
-        for sequence, hit_tokens in self._scheduler.take_admitted():
-            self._answers.announce(sequence, hit_tokens)
+        if admitted := self._scheduler.take_admitted():
+            for sequence, hit_tokens in admitted:
+                self._answers.announce(sequence, hit_tokens)
+            self._flush()  # while the model runs, their hits are explained
         if not chunks:
             return
         logits = self._runner.run(build_batch(chunks, self._cache))

@@ -16,4 +16,5 @@ def extension(explanation: Explanation | None, block_size: int) -> dict[str, Any
 def explanation_body(explanation: Explanation, block_size: int) -> dict[str, Any]:
     """The fields of `Explanation`, and the tokens of a block: nothing smaller is ever shared."""
     body = {field.name: getattr(explanation, field.name) for field in fields(explanation)}
-    return {**body, "block_size": block_size}
+    reason = explanation.reason and explanation.reason.value
+    return {**body, "reason": reason, "block_size": block_size}

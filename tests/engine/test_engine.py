@@ -18,6 +18,22 @@ def test_answers_equal_the_bare_model(bench):
     assert outcome.cached_tokens == 0
 
 
+def test_a_hit_is_told_before_the_model_runs(bench, monkeypatch):
+    engine = bench()
+    run, told = engine.model.run, []
+
+    def watch(batch):
+        told.append({name: seen.cached_tokens for name, seen in engine.sink.outcomes.items()})
+        return run(batch)
+
+    monkeypatch.setattr(engine.model, "run", watch)
+    engine.submit("cold", PROMPT, max_tokens=1)
+    engine.drain()
+    engine.submit("warm", PROMPT, max_tokens=1)
+    engine.drain()
+    assert told == [{"cold": 0}, {"cold": 0, "warm": 12}]
+
+
 @pytest.mark.parametrize("budget", [1, 3, 4, 5, 64])
 def test_chunk_size_does_not_change_the_answer(bench, budget):
     engine = bench(max_batch_tokens=budget, max_running=1)

@@ -179,9 +179,10 @@ def usage_body(usage: Usage) -> Json:
     }
 
 
-def _reason(reason: FinishReason | None) -> FinishReason | None:
+def _reason(reason: FinishReason | None) -> str | None:
     """OpenAI does not tell a full context from a limit that the client set."""
-    return FinishReason.LENGTH if reason is FinishReason.CONTEXT else reason
+    told = FinishReason.LENGTH if reason is FinishReason.CONTEXT else reason
+    return told and told.value
 
 
 def _message(choice: Choice) -> Json:
