@@ -103,7 +103,8 @@ class Calls:
             except Refused as error:
                 if begun or tries >= self.max_retries or error.status not in _MAY_PASS:
                     raise
-                pause = min(error.retry_after or 0.5 * 2**tries, _LONGEST_PAUSE)
+                asked = error.retry_after
+                pause = min(0.5 * 2**tries if asked is None else asked, _LONGEST_PAUSE)
             # Not all at the same moment: those who were refused together would be again.
             await asyncio.sleep(pause * random.uniform(1, 1.5))
 

@@ -87,16 +87,21 @@ def definition(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_results(messages: Sequence[Message]) -> None:
-    """Raise InvalidRequest for a result without its call, or a second one for the same.
+    """Raise InvalidRequest for a result without its call, a second one, or a call without any.
 
-    Results at the start of a conversation whose calls have been cut off are accepted.
+    The results have to be there when the assistant is to go on. Those at the start of a
+    conversation whose calls have been cut off are accepted.
     """
-    waiting: set[str] = set()
+    waiting: dict[str, int] = {}  # calls, and the message that each is in
     any_calls = False
     for index, message in enumerate(messages):
-        ids = {id for call in message.tool_calls if (id := call.get("id")) is not None}
-        waiting |= ids
+        if message.role == "assistant":
+            _refuse_waiting(waiting)
+        ids = [id for call in message.tool_calls if (id := call.get("id")) is not None]
+        waiting |= dict.fromkeys(ids, index)
         any_calls = any_calls or bool(ids)
+        if message.tool_call_id is None and message.role in ("tool", "function") and waiting:
+            del waiting[next(iter(waiting))]  # without ids, the order tells
         if message.tool_call_id is None or not any_calls:
             continue
         if message.tool_call_id not in waiting:
@@ -104,4 +109,13 @@ def check_results(messages: Sequence[Message]) -> None:
                 f"no earlier call waits for a result with the id {message.tool_call_id!r}",
                 param=f"messages[{index}].tool_call_id",
             )
-        waiting.remove(message.tool_call_id)
+        del waiting[message.tool_call_id]
+    if messages[-1].role != "assistant":
+        _refuse_waiting(waiting)
+
+
+def _refuse_waiting(calls: Mapping[str, int]) -> None:
+    for call_id, index in calls.items():
+        raise InvalidRequest(
+            f"no result follows for the call {call_id!r}", param=f"messages[{index}].tool_calls"
+        )

@@ -345,8 +345,9 @@ def history(*results):
     [
         (["Oslo", "Rome", "Rome", "Cairo"], "call_Rome"),
         (["Oslo", "Rome", "Cairo", "Paris"], "call_Paris"),
+        (["Oslo", "Cairo"], "call_Rome"),
     ],
-    ids=["twice", "unknown"],
+    ids=["twice", "unknown", "missing"],
 )
 def test_results_that_do_not_fit_the_calls_are_refused_by_their_id(model, results, named):
     with pytest.raises(ModelInvalidRequestError, match=named):

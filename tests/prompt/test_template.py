@@ -148,6 +148,9 @@ def test_the_old_role_of_results_is_the_new_one(template: Any, chat: Chat) -> No
         (["1"], ["2"], 2),
         (["1"], ["1", "1"], 3),
         (["1"], [None], None),
+        (["1", "2"], [None, "2"], None),
+        (["1", "2"], ["1"], 1),
+        (["1", "2"], [None], 1),
         ([], ["1"], None),
     ],
 )
@@ -159,8 +162,18 @@ def test_a_result_needs_a_call_that_waits_for_it(
     prompt = chat("a", Message("assistant", "", tool_calls=calls), *answers)
     if refused is None:
         render(template("chatml"), prompt)
+    elif refused == 1:
+        assert refusal(template("chatml"), prompt).param == "messages[1].tool_calls"
     else:
         assert refusal(template("chatml"), prompt).param == f"messages[{refused}].tool_call_id"
+
+
+def test_the_assistant_goes_on_when_all_its_calls_have_results(template: Any, chat: Chat) -> None:
+    call = Message("assistant", "", tool_calls=(CALL,))
+    for turns in ([call, "b"], [call, call], [call, Message("assistant", "c"), "d"]):
+        error = refusal(template("chatml"), chat("a", *turns))
+        assert (error.param, "'call_1'" in error.message) == ("messages[1].tool_calls", True)
+    render(template("chatml"), chat("a", call))  # nothing is to follow yet
 
 
 def test_ids_may_be_used_again_and_results_outlive_calls_that_were_cut_off(
