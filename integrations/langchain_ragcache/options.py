@@ -160,15 +160,12 @@ class Options(BaseChatModel, ABC):
             raise ValueError(f"{name}: there is no such option of a call; {hint}")
         if not client:
             return self, named
-        if isinstance(key := client.get("api_key"), str):
-            client["api_key"] = SecretStr(key)
         return self.model_copy(update=client), named
 
     def _headers(self) -> dict[str, str]:
         if self.api_key is None:
             return self.default_headers
-        key = self.api_key.get_secret_value()
-        return {"Authorization": f"Bearer {key}", **self.default_headers}
+        return {"Authorization": f"Bearer {_told(self.api_key)}", **self.default_headers}
 
     def _body(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, call: Mapping[str, Any]
@@ -177,8 +174,8 @@ class Options(BaseChatModel, ABC):
         fields = _given({name: getattr(self, name) for name in _SENT}) | self.extra_body
         fields |= _given(call) | dict(call.get("extra_body") or {})
         fields.pop("extra_body", None)
-        if isinstance(salt := fields.get("cache_salt"), SecretStr):
-            fields["cache_salt"] = salt.get_secret_value()
+        if "cache_salt" in fields:
+            fields["cache_salt"] = _told(fields["cache_salt"])
         if not fields.get("tools", True):
             del fields["tools"]
         if wanted := fields.get("response_format"):
@@ -194,13 +191,18 @@ class Options(BaseChatModel, ABC):
         shown = {name: getattr(self, name) for name in names if name != "cache_salt"}
         if self.engine is not None:
             shown["engine"] = self.engine.fingerprint
-        secrets = (self._headers(), self.cache_salt and self.cache_salt.get_secret_value())
+        secrets = (self._headers(), _told(self.cache_salt))
         return {**shown, "tenant": hashlib.sha256(repr(secrets).encode()).hexdigest()[:16]}
 
 
 def _refuse_controls(text: str) -> None:
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("must hold no control characters")
+
+
+def _told(secret: SecretStr | str | None) -> str | None:
+    """What it is; `model_copy(update=…)` and options of a call may bring it as a string."""
+    return secret.get_secret_value() if isinstance(secret, SecretStr) else secret
 
 
 def _given(fields: Mapping[str, Any]) -> Json:

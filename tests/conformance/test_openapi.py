@@ -39,6 +39,7 @@ CHAT = "/v1/chat/completions"
 CONVERSATION = {"messages": [{"role": "user", "content": "Where am I?"}]}
 PROMPTS = {
     CHAT: CONVERSATION,
+    f"{CHAT}/count_tokens": CONVERSATION,
     "/v1/completions": {"prompt": "Where am I?"},
     "/v1/messages": CONVERSATION,
     "/v1/messages/count_tokens": CONVERSATION,

@@ -48,6 +48,13 @@ def test_options_of_the_client_can_be_given_to_one_call(guarded, endless):
         endless.invoke(QUESTION, timeout=0.2)
 
 
+def test_copies_may_be_told_secrets_as_strings(guarded):
+    model = ChatRagcache(base_url=guarded.url, cache_salt="a")
+    copied = model.model_copy(update={"api_key": "right", "cache_salt": "b"})
+    assert copied.invoke(QUESTION).text == guarded.script.text
+    assert copied.invoke(QUESTION, cache_salt="c").text == guarded.script.text
+
+
 def test_aliases_hold_in_calls_too(model):
     message = model.invoke(QUESTION, model_name="alias", stop_sequences=["said"])
     assert message.response_metadata["model_name"] == "alias"
