@@ -11,7 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ModelAuthenticationError, ModelTimeoutError
 from langchain_core.globals import set_llm_cache
 from langchain_core.runnables import RunnableLambda
-from langchain_ragcache import ChatRagcache
+from langchain_ragcache import ChatRagcache, shutdown
 from langchain_ragcache.gateways import current_place
 from pydantic import ValidationError
 
@@ -138,12 +138,13 @@ def test_an_engine_is_shared_by_copies_and_not_pickled(gateway):
         pickle.dumps(model)
 
 
-def test_the_first_caller_is_not_kept_for_as_long_as_the_engine(gateway, monkeypatch):
+def test_the_first_caller_is_not_kept_for_as_long_as_the_engine(gateway, monkeypatch, request):
     class Handler(BaseCallbackHandler):
         pass
 
     monkeypatch.setattr(EmbeddedGateway, "load", lambda *_, **__: EmbeddedGateway(gateway.serving))
     monkeypatch.setattr(EmbeddedGateway, "close", lambda self: None)
+    request.addfinalizer(shutdown)  # before the engine, which is not ours, can be closed again
     handler = Handler()
     model = ChatRagcache(engine_options={"block_size": 16, "max_queue": 77})
     RunnableLambda(lambda question: model.invoke(question)).invoke(
