@@ -117,9 +117,19 @@ class BackgroundLoop:
             if self._closing:
                 work.close()
                 raise self._end()
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future: Future[T] = Future()
+            self._loop.call_soon_threadsafe(self._start, work, future)
             self._futures.add(future)
             return future
+
+    def _start(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        task = self._loop.create_task(_fill(future, work))
+
+        def cancel(ended: Future[T]) -> None:
+            if ended.cancelled():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        future.add_done_callback(cancel)
 
     def _end(self) -> BaseException:
         """Why something was cancelled that its caller has not cancelled."""
@@ -138,6 +148,21 @@ async def _pump(source: AsyncGenerator[T], put: Callable[[T], None]) -> None:
     async with aclosing(source):
         async for item in source:
             put(item)
+
+
+async def _fill(future: Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Hand over the outcome at once; `run_coroutine_threadsafe` takes another turn of the loop."""
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except Exception as error:
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+    else:
+        if future.set_running_or_notify_cancel():
+            future.set_result(result)
 
 
 async def _finish(last: Coroutine[Any, Any, None]) -> None:

@@ -85,11 +85,15 @@ class Calls:
         return entries[name]
 
     async def _one(self, work: Callable[[], Awaitable[T]]) -> T:
-        async def answer() -> AsyncGenerator[T]:
-            yield await work()
-
-        async with self._limited(), aclosing(self._tried(answer)) as answers:
-            return await anext(answers)
+        tries = 0
+        async with self._limited():
+            while True:
+                try:
+                    return await work()
+                except Refused as error:
+                    pause = self._pause(error, tries)
+                await asyncio.sleep(pause)
+                tries += 1
 
     async def _tried(self, attempt: Callable[[], AsyncGenerator[T]]) -> AsyncGenerator[T]:
         for tries in count():
@@ -101,12 +105,19 @@ class Calls:
                         yield item
                 return
             except Refused as error:
-                if begun or tries >= self.max_retries or error.status not in _MAY_PASS:
+                if begun:
                     raise
-                asked = error.retry_after
-                pause = min(0.5 * 2**tries if asked is None else asked, _LONGEST_PAUSE)
-            # Not all at the same moment: those who were refused together would be again.
-            await asyncio.sleep(pause * random.uniform(1, 1.5))
+                pause = self._pause(error, tries)
+            await asyncio.sleep(pause)
+
+    def _pause(self, error: Refused, tries: int) -> float:
+        """Seconds until the next try; raises the error where there is none."""
+        if tries >= self.max_retries or error.status not in _MAY_PASS:
+            raise error
+        asked = error.retry_after
+        pause = min(0.5 * 2**tries if asked is None else asked, _LONGEST_PAUSE)
+        # Not all at the same moment: those who were refused together would be again.
+        return pause * random.uniform(1, 1.5)
 
     @asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:

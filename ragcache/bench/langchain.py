@@ -1,16 +1,15 @@
 """`ragcache bench langchain`: what `ChatRagcache` adds to a call of the bare engine.
 
-The same conversation, each time with another question, goes to the engine as token ids (the
-control), through `ChatRagcache` in this process, and through `ChatRagcache` over a real socket.
-They take turns, so that what else the machine does hits all alike. The model is a stand-in, whose
-time is subtracted.
+The same conversation, each time with another question, goes through `ChatRagcache` in this process
+or over a real socket, and in turn with that to the engine as token ids (the control), so that what
+else the machine does hits both alike. The model is a stand-in, whose time is subtracted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from statistics import median
@@ -31,6 +30,7 @@ from ragcache.errors import ConfigError
 from ragcache.types import SamplingParams, Token
 
 try:
+    from langchain_core.messages import convert_to_messages
     from langchain_ragcache import ChatRagcache, shutdown
 except ImportError as error:
     raise ConfigError(
@@ -63,12 +63,13 @@ def render(results: dict[str, Any]) -> Table:
     """Lay the results of `run` out as a table."""
     table = Table(title="calls, in milliseconds")
     for name in ("call", "through"):
-        table.add_column(name)
-    for name in ("prompt", "output", "p50", "p95", "added", "added per token"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "output", "engine", "p50", "p95", "added", "a token"):
         table.add_column(name, justify="right")
     for row in results["rows"]:
         tokens = (str(row[name]) for name in ("prompt_tokens", "output_tokens"))
-        times = (row["p50"], row["p95"], row["added"], row["added"] / row["output_tokens"])
+        times = [row[name] for name in ("engine", "p50", "p95", "added")]
+        times.append(row["added"] / row["output_tokens"])
         table.add_row(row["call"], row["through"], *tokens, *(f"{t * 1e3:.2f}" for t in times))
     return table
 
@@ -88,42 +89,35 @@ async def _measure(options: LangchainBench, stand_in: StandIn, url: str) -> dict
         limits: dict[str, Any] = {"temperature": 0, "max_tokens": tokens}
         embedded = ChatRagcache(engine=EmbeddedGateway(stand_in.serving), base_url=None, **limits)
         remote = ChatRagcache(model=MODEL, base_url=url, **limits)
-        subjects: dict[str, Subject] = {
-            "engine": partial(_control, stand_in, ChatTokenizer(stand_in.tokenizer), tokens),
-            "in process": partial(ask, stand_in, embedded),
-            "HTTP": partial(ask, stand_in, remote),
-        }
-        rows += _rows(name, await _take_turns(subjects, system, options.calls))
+        control = partial(_control, stand_in, ChatTokenizer(stand_in.tokenizer), tokens)
+        for through, model in {"in process": embedded, "HTTP": remote}.items():
+            subjects = (control, partial(ask, stand_in, model))
+            engine, calls = await _take_turns(subjects, system, options.calls)
+            rows.append({"call": name, "through": through, **_row(engine, calls)})
     return {"rows": rows}
 
 
-async def _take_turns(
-    subjects: dict[str, Subject], system: str, rounds: int
-) -> dict[str, list[Call]]:
-    calls: dict[str, list[Call]] = {through: [] for through in subjects}
+async def _take_turns(subjects: Sequence[Subject], system: str, rounds: int) -> list[list[Call]]:
+    calls: list[list[Call]] = [[] for _ in subjects]
     numbers = count(100_000)  # all of the same length
     for _ in track(range(rounds + WARM_UP), description="calls"):
-        for through, call in subjects.items():
+        for made, call in zip(calls, subjects, strict=True):
             question = f"Question {next(numbers)}: what do the passages say?"
-            calls[through].append(await call([("system", system), ("user", question)]))
-    return {through: made[WARM_UP:] for through, made in calls.items()}
+            made.append(await call([("system", system), ("user", question)]))
+    return [made[WARM_UP:] for made in calls]
 
 
-def _rows(name: str, calls: dict[str, list[Call]]) -> list[dict[str, Any]]:
-    seconds = {through: [each.seconds for each in made] for through, made in calls.items()}
-    control = median(seconds["engine"])
-    return [
-        {
-            "call": name,
-            "through": through,
-            "prompt_tokens": made[-1].prompt_tokens,
-            "output_tokens": made[-1].output_tokens,
-            "p50": median(seconds[through]),
-            "p95": percentile(seconds[through], 95),
-            "added": median(seconds[through]) - control,
-        }
-        for through, made in calls.items()
-    ]
+def _row(engine: list[Call], calls: list[Call]) -> dict[str, Any]:
+    control = median(call.seconds for call in engine)
+    seconds = [call.seconds for call in calls]
+    return {
+        "prompt_tokens": calls[-1].prompt_tokens,
+        "output_tokens": calls[-1].output_tokens,
+        "engine": control,
+        "p50": median(seconds),
+        "p95": percentile(seconds, 95),
+        "added": median(seconds) - control,
+    }
 
 
 async def _control(
@@ -143,8 +137,9 @@ async def _invoke(stand_in: StandIn, model: ChatRagcache, messages: Messages) ->
     """On a thread: the gateway answers on this one's event loop."""
 
     def call() -> Call:
+        prompt = convert_to_messages(messages)
         started = stand_in.clock()
-        usage = model.invoke(messages).usage_metadata
+        usage = model.invoke(prompt).usage_metadata
         return _call(stand_in.clock() - started, usage)
 
     return await asyncio.to_thread(call)
@@ -152,8 +147,9 @@ async def _invoke(stand_in: StandIn, model: ChatRagcache, messages: Messages) ->
 
 async def _astream(stand_in: StandIn, model: ChatRagcache, messages: Messages) -> Call:
     usage = None
+    prompt = convert_to_messages(messages)
     started = stand_in.clock()
-    async for chunk in model.astream(messages):
+    async for chunk in model.astream(prompt):
         usage = chunk.usage_metadata or usage
     return _call(stand_in.clock() - started, usage)
 

@@ -76,19 +76,20 @@ class Encoder:
         """Encode a rendered chat prompt; marked control tokens become ordinary text."""
         return list(self._cut(rendered, partial(self._remembered, scope=scope)))
 
-    def num_new(self, rendered: str, scope: str = "") -> int:
-        """How many characters `pieces` would encode because they are not remembered."""
-        lengths: list[int] = []
+    def pieces_at_hand(self, rendered: str, new: int, scope: str = "") -> list[Piece] | None:
+        """`pieces` where all but `new` characters are remembered, else None."""
+        spare = new
 
         def look_up(text: str) -> Sequence[int]:
+            nonlocal spare
             ids = self._remembered.peek(text, scope)
             if ids is None:
-                lengths.append(len(text))
-            return ids or ()
+                spare -= len(text)
+                return self._remembered(text, scope) if spare >= 0 else ()
+            return ids
 
-        for _ in self._cut(rendered, look_up):
-            pass
-        return sum(lengths)
+        pieces = list(self._cut(rendered, look_up))
+        return pieces if spare >= 0 else None
 
     def count_tokens(
         self, pieces: Iterable[Piece], ends: Sequence[int], scope: str = ""

@@ -30,20 +30,20 @@ class EncodingMemo:
 
     def __call__(self, text: str, scope: str = "") -> Sequence[int]:
         """Token ids of `text`."""
-        key = scope, text
-        with self._lock:
-            if (known := self._entries.get(key)) is not None:
-                self._entries.move_to_end(key)
-                return known
+        if (known := self.peek(text, scope)) is not None:
+            return known
         ids = array("I", self._encode(text))
         with self._lock:
-            self._insert(key, ids)
+            self._insert((scope, text), ids)
         return ids
 
     def peek(self, text: str, scope: str = "") -> Sequence[int] | None:
         """Token ids of `text` where they are remembered."""
+        key = scope, text
         with self._lock:
-            return self._entries.get((scope, text))
+            if (known := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+            return known
 
     def _insert(self, key: tuple[str, str], ids: array[int]) -> None:
         size = _size(key, ids)

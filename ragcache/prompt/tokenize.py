@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from ragcache.errors import ContextLengthExceeded, InvalidRequest
 from ragcache.prompt.bounds import LengthBound
 from ragcache.prompt.detokenize import Detokenizer
-from ragcache.prompt.encoder import Encoder
+from ragcache.prompt.encoder import Encoder, Piece
 from ragcache.prompt.layout import ChatTokens, PlainPrompt, RenderedChat, TokenizedPrompt
 from ragcache.prompt.template import ChatTemplate, require_encodable
 from ragcache.prompt.tool_format import ToolFormat
@@ -70,9 +70,12 @@ class PromptTokenizer:
         rendered = self.template.render(conversation)
         return RenderedChat(prompt, conversation, rendered)
 
-    def num_new(self, chat: RenderedChat, scope: str = "") -> int:
-        """How many characters the second half would encode that are not remembered."""
-        return self._encoder.num_new(chat.rendered, scope)
+    def encode_at_hand(
+        self, chat: RenderedChat, new: int, max_tokens: int | None = None, scope: str = ""
+    ) -> TokenizedPrompt | None:
+        """The second half of `encode_chat` where all but `new` characters are remembered."""
+        pieces = self._encoder.pieces_at_hand(chat.rendered, new, scope)
+        return None if pieces is None else self._put_together(chat, pieces, max_tokens, scope)
 
     def encode_rendered(
         self, chat: RenderedChat, max_tokens: int | None = None, scope: str = ""
@@ -81,13 +84,18 @@ class PromptTokenizer:
         text = self.template.control.unmark(chat.rendered)
         self._refuse_certain_excess(text, max_tokens, "messages")
         pieces = self._encoder.pieces(chat.rendered, scope)
+        return self._put_together(chat, pieces, max_tokens, scope)
+
+    def _put_together(
+        self, chat: RenderedChat, pieces: list[Piece], max_tokens: int | None, scope: str
+    ) -> TokenizedPrompt:
         packed = array("I")
         for piece in pieces:
             packed.extend(piece.ids)
         _refuse_excess(len(packed), max_tokens, "messages")
         return ChatTokens(
             token_ids=packed.tolist(),
-            text=text,
+            text="".join(piece.text for piece in pieces),
             chat=chat,
             ids=packed,
             pieces=pieces,
@@ -139,10 +147,15 @@ class TokenizerPool:
         """The form in which the model makes tool calls."""
         return self.prompts.template.tool_format
 
+    @property
+    def num_ids(self) -> int:
+        """All token ids that encoding may give are below it."""
+        return self.prompts.vocabulary.num_ids
+
     async def encode_chat(
         self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""
     ) -> TokenizedPrompt:
-        """`PromptTokenizer.encode_chat` with the layout; on a thread where that takes long.
+        """`PromptTokenizer.encode_chat`; on a thread, and with the layout, where that takes long.
 
         Most prompts go on from one that is remembered. Such a prompt is encoded before a thread
         would have begun, on a machine that is busy with a model.
@@ -152,9 +165,10 @@ class TokenizerPool:
             encode = self.prompts.encode_chat
             return await self._run(size > _LARGE, _with_layout, encode, prompt, max_tokens, scope)
         chat = self.prompts.render(prompt)
-        encode = partial(_with_layout, self.prompts.encode_rendered, chat, max_tokens, scope)
-        is_soon_done = self.prompts.num_new(chat, scope) <= _FEW
-        return encode() if is_soon_done else await self._run(False, encode)
+        if at_hand := self.prompts.encode_at_hand(chat, _FEW, max_tokens, scope):
+            return at_hand
+        finish = self.prompts.encode_rendered
+        return await self._run(False, _with_layout, finish, chat, max_tokens, scope)
 
     async def count_tokens(
         self, prompt: ChatPrompt, max_tokens: int | None = None, scope: str = ""

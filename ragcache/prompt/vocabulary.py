@@ -29,6 +29,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        self.num_ids = 1 + max(tokenizer.get_vocab().values())  # every id is below it
         self._special = {id for id, token in added.items() if token.special}
         self._bytes: dict[int, bytes] = {}  # filled as tokens turn up
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +18,6 @@ from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.prompt.tokenize import TokenizerPool
-from ragcache.serving.breakpoints import PlacedBreakpoints
-from ragcache.serving.explainer import Explainer
 from ragcache.serving.generation import Generation
 from ragcache.serving.prompted import Prompted
 from ragcache.types import (
@@ -99,11 +98,12 @@ class Serving:
         namespace = namespace_name(self._owner(request.tenant), request.cache_salt)
         prompt = await self._encode(request, namespace)
         if not isinstance(request.prompt, tuple):  # ids are checked before they are read
-            self._check(prompt.token_ids, _field(request.prompt))
+            self._check_length(prompt.token_ids, _field(request.prompt))
+            if self._tokenizer.num_ids > self.model.vocab_size:
+                self._check_range(prompt.token_ids, _field(request.prompt))
         sampling = self._resolve(request.sampling, len(prompt.token_ids))
         grammar = await self._grammar(request)
         prompted = self._prompted(request, prompt, namespace)
-        placed = prompted.breakpoints
         engine_request = Request(
             request.id,
             prompt.token_ids,
@@ -111,8 +111,8 @@ class Serving:
             namespace,
             self.model.eos_token_ids,
             grammar=grammar,
-            breakpoints=placed.retentions(),
-            cacheable=placed.reach if request.explicit_caching else None,
+            breakpoints=prompted.retentions,
+            cacheable=prompted.cacheable,
         )
         return Generation(prompted, self._client.submit(engine_request), self._tokenizer)
 
@@ -180,32 +180,14 @@ class Serving:
     def _prompted(
         self, request: GenerateRequest, prompt: TokenizedPrompt, namespace: bytes
     ) -> Prompted:
-        layout = prompt.layout()
-        wanted = request.prompt.breakpoints if isinstance(request.prompt, ChatPrompt) else ()
-        block_size = self.stats().block_size
-        tools_end = max((part.end for part in layout.segments if part.name == "tools"), default=0)
-        placed = PlacedBreakpoints(wanted, layout.breakpoints, block_size, tools_end)
-        explainer = self._explainer(request, prompt, namespace, placed)
-        room = self.max_model_len - len(prompt.token_ids)
-        return Prompted(request, prompt, placed, explainer, room)
-
-    def _explainer(
-        self,
-        request: GenerateRequest,
-        prompt: TokenizedPrompt,
-        namespace: bytes,
-        placed: PlacedBreakpoints,
-    ) -> Explainer | None:
-        if not self.model.prefix_caching:
-            return None
-        return Explainer(
-            self._history,
-            self._tokenizer,
+        return Prompted(
             request,
             prompt,
-            self._history.fingerprint(namespace, prompt.packed(), prompt.layout().segments),
-            placed.retentions(),
-            placed.reach if request.explicit_caching else None,
+            namespace,
+            room=self.max_model_len - len(prompt.token_ids),
+            block_size=self.stats().block_size,
+            tokenizer=self._tokenizer,
+            history=self._history if self.model.prefix_caching else None,
         )
 
     async def _encode(self, request: GenerateRequest, namespace: bytes) -> TokenizedPrompt:
@@ -214,26 +196,26 @@ class Serving:
             return await self._tokenizer.encode_chat(prompt, limit, namespace.hex())
         if isinstance(prompt, str):
             return await self._tokenizer.encode_text(prompt, limit)
-        self._check(list(prompt), "prompt")
+        self._check_length(prompt, "prompt")
+        self._check_range(prompt, "prompt")
         return await self._tokenizer.read_tokens(prompt)
 
-    def _check(self, tokens: list[int], field: str) -> None:
-        if not tokens:
-            raise InvalidRequest("the prompt is empty", param=field)
-        self._check_length(len(tokens), field)
+    def _check_range(self, tokens: Sequence[int], field: str) -> None:
         if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
             raise InvalidRequest(
                 f"{field}: token ids must be between 0 and {self.model.vocab_size - 1}", param=field
             )
 
-    def _check_length(self, num_tokens: int, field: str) -> None:
-        if num_tokens < self.max_model_len:
+    def _check_length(self, tokens: Sequence[int], field: str) -> None:
+        if not tokens:
+            raise InvalidRequest("the prompt is empty", param=field)
+        if len(tokens) < self.max_model_len:
             return
         limit, holder = self.model.max_model_len, "the maximum context length"
         if self.model.pool_tokens < limit:
             limit, holder = self.model.pool_tokens, "the capacity of the KV pool"
         raise ContextLengthExceeded(
-            f"prompt is too long: {num_tokens} tokens, but {holder} is {limit} tokens, "
+            f"prompt is too long: {len(tokens)} tokens, but {holder} is {limit} tokens, "
             "of which at least one is for the output",
             param=field,
         )

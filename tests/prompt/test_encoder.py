@@ -68,13 +68,13 @@ def test_a_growing_conversation_encodes_only_what_is_new(
     assert "user\nmany words" in encoded
     encoded.clear()
     longer = first + "<|im_start|>assistant\nnew<|im_end|>\n"
-    assert encoder.num_new(longer) == len("assistant\nnew")
+    new = len("assistant\nnew")
+    assert encoder.pieces_at_hand(longer, new - 1) is None
     assert encoded == []
-    encoder.pieces(longer)
+    assert encoder.pieces_at_hand(longer, new) == encoder.pieces(longer)
     assert encoded == ["assistant\nnew"]
-    assert encoder.num_new(longer) == 0
-    all_of_it = len("user\nmany words\nassistant\nnew\n")
-    assert encoder.num_new(longer, scope="of nobody else") == all_of_it
+    assert encoder.pieces_at_hand(longer, 0) == encoder.pieces(longer)
+    assert encoder.pieces_at_hand(longer, new, scope="of nobody else") is None
 
 
 def test_tokens_that_reach_across_an_end_belong_to_what_follows(

@@ -215,7 +215,7 @@ async def test_what_is_soon_encoded_needs_no_thread(smollm2: Any, chat: Chat) ->
 async def test_a_layout_is_found_on_the_thread_that_encodes(
     pool: TokenizerPool, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = await pool.encode_chat(chat("hi"))
+    prompt = await pool.encode_chat(chat("It is said. " * 500))
     monkeypatch.setattr(pool.prompts.template, "render", None)
     assert prompt.layout().segments[-1].end == len(prompt.token_ids)
 
@@ -231,7 +231,7 @@ async def test_counting_does_not_look_for_the_layout(
         await pool.count_tokens(chat("hi"), length - 1)
     assert not outline.called
     with pytest.raises(AssertionError):
-        await pool.encode_chat(chat("hi"))
+        await pool.encode_chat(chat("It is said. " * 500))
 
 
 async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
