@@ -231,7 +231,7 @@ async def test_counting_does_not_look_for_the_layout(
         await pool.count_tokens(chat("hi"), length - 1)
     assert not outline.called
     with pytest.raises(AssertionError):
-        await pool.encode_chat(chat("It is said. " * 500))
+        await pool.encode_chat(chat("They do say. " * 500))
 
 
 async def test_errors_reach_the_caller(pool: TokenizerPool, chat: Chat) -> None:
