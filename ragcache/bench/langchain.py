@@ -2,8 +2,8 @@
 
 The same conversation, each time with another question, goes through `ChatRagcache` in this process
 or over a real socket, and in turn with that to the bare engine (the control), so that what else the
-machine does hits both alike. The engine takes token ids: transformers renders and encodes the
-conversation for it, which is part of the control. The model is a stand-in, whose time is subtracted.
+machine does hits both alike. The engine takes token ids, so the control begins with rendering and
+encoding the conversation. The model is a stand-in, whose time is subtracted.
 """
 
 from __future__ import annotations
