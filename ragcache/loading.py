@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ragcache_kernels import get_backend
+from ragcache_kernels import best_backend, get_backend
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
@@ -88,7 +88,10 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
         pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
     except RuntimeError as error:
         raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
-    return ModelRunner(model, pool, get_backend("torch")), num_blocks
+    dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
+    backend = best_backend(model.device.type, dims)
+    log.info("attention runs on %s", backend)
+    return ModelRunner(model, pool, get_backend(backend)), num_blocks
 
 
 def start_engine(runner: Runner, num_blocks: int, settings: ServeSettings) -> EngineClient:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the console script does, before torch
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import pytest
 from transformers import PreTrainedTokenizerFast

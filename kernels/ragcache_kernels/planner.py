@@ -65,7 +65,7 @@ def plan_items(layout: StepLayout, window: int | None, max_keys: int) -> list[Wo
     items, covered = [], np.zeros_like(kv_len)
     if window is None:  # a window is short and differs by sequence: little to share
         decodes = np.flatnonzero(q_len == 1)
-        for rows, start, stop in _shared_runs(layout, decodes):
+        for rows, start, stop in shared_runs(layout, decodes):
             items += _unmasked(cu_q[rows], int(rows[0]), start, stop, max_keys, rank=1)
             covered[rows] = stop
     for sequence in range(len(kv_len)):
@@ -120,7 +120,7 @@ def _chunk_items(
     return [square, *edge, *_unmasked(tokens, sequence, all_see, position, max_keys, rank=1)]
 
 
-def _shared_runs(layout: StepLayout, rows: IntArray) -> Iterator[tuple[IntArray, int, int]]:
+def shared_runs(layout: StepLayout, rows: IntArray) -> Iterator[tuple[IntArray, int, int]]:
     """Key ranges that several of the decoding `rows` hold in the same physical blocks.
 
     Walks the radix tree that the block tables form, a group of rows per node.

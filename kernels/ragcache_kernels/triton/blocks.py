@@ -1,0 +1,81 @@
+"""Whole blocks between the caches of all layers and one staging buffer, in one launch each way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 1024  # elements of a program
+
+
+@triton.jit
+def _move(
+    caches_ptr,
+    ids_ptr,
+    staging_ptr,
+    count,
+    elements,
+    GATHER: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Program (i, c, l): chunk c of block `ids[i]` of cache l; `staging` is `[L, n, elements]`."""
+    block = tl.program_id(0)
+    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    layer = tl.program_id(2).to(tl.int64)
+    cache = tl.load(caches_ptr + layer).to(staging_ptr.dtype)
+    cache = cache + tl.load(ids_ptr + block) * elements + at
+    staging = staging_ptr + (layer * count + block) * elements + at
+    inside = at < elements
+    if GATHER:
+        tl.store(staging, tl.load(cache, mask=inside), mask=inside)
+    else:
+        tl.store(cache, tl.load(staging, mask=inside), mask=inside)
+
+
+def copy_blocks(caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy block src to block dst in every cache; all sources are read before any write.
+
+    Caches `[N, ...]` are contiguous, and may differ in shape: those whose blocks are of one size
+    move together.
+    """
+    by_size: dict[int, list[Tensor]] = {}
+    for cache in caches:
+        by_size.setdefault(cache[0].nbytes, []).append(cache)
+    source, target = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
+    for group in by_size.values():
+        device = group[0].device
+        scatter_blocks(group, target.to(device), gather_blocks(group, source.to(device)))
+
+
+def gather_blocks(caches: Sequence[Tensor], ids: Tensor) -> Tensor:
+    """Blocks `ids` `[n]` int64 of caches with blocks of one size: `[L, n, elements]` integers."""
+    unit = _unit(caches[0])
+    elements = caches[0][0].nbytes // unit.itemsize
+    shape = (len(caches), len(ids), elements)
+    staging = torch.empty(shape, dtype=unit, device=caches[0].device)
+    _launch(caches, ids, staging, gather=True)
+    return staging
+
+
+def scatter_blocks(caches: Sequence[Tensor], ids: Tensor, staging: Tensor) -> None:
+    """What `gather_blocks` gave, into blocks `ids` of the caches."""
+    _launch(caches, ids, staging, gather=False)
+
+
+def _launch(caches: Sequence[Tensor], ids: Tensor, staging: Tensor, *, gather: bool) -> None:
+    pointers = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64)
+    _, count, elements = staging.shape
+    grid = (count, triton.cdiv(elements, _CHUNK), len(caches))
+    _move[grid](
+        pointers.to(staging.device), ids, staging, count, elements, GATHER=gather, CHUNK=_CHUNK
+    )
+
+
+def _unit(cache: Tensor) -> torch.dtype:
+    """The widest integer that a block consists of."""
+    units = (torch.int64, torch.int32, torch.int16, torch.int8)
+    return next(unit for unit in units if cache[0].nbytes % unit.itemsize == 0)

@@ -1,0 +1,167 @@
+"""From a step's layout to the tiles of the attention kernel: numpy, on the host.
+
+A tile is some queries × a range of the keys of one row of the block table. Where keys are cut
+depends on their positions alone, so a sequence's result does not depend on the rest of the batch,
+as long as it shares no run of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_kernels.interface import StepLayout
+from ragcache_kernels.planner import shared_runs
+
+Ints = NDArray[np.int32]
+
+NARROW_SPLIT = 512  # keys of a tile with few rows: many of them must fill the device
+WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Work of a step for layers with one window and one number of query heads per KV head.
+
+    `narrow` and `wide` are rows of (first, queries, sequence, start, stop, all_see, base): queries
+    `tokens[first : first + queries]` attend to the keys at positions [start, stop) of row
+    `sequence` of the block table; the keys before `all_see` are visible to all of them. Query i
+    writes partial `base + i`. Token t merges the partials `order[ends[t] : ends[t + 1]]`.
+    """
+
+    narrow: Ints  # [n, 7]; at most as many rows as the least tile has
+    wide: Ints  # [n, 7]
+    tokens: Ints
+    positions: Ints  # [T], of each token
+    ends: Ints  # [T + 1]
+    order: Ints  # [P]
+
+
+class TilePlanner:
+    """Plans steps, from the one before where that only grew: a batch that decodes on."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int | None, int, int], tuple[StepLayout, Tiles]] = {}
+
+    def plan(
+        self, layout: StepLayout, window: int | None, narrow_queries: int, wide_queries: int
+    ) -> Tiles:
+        """What `plan_tiles` gives, or as good."""
+        key = window, narrow_queries, wide_queries
+        tiles = None
+        if window is None and key in self._last:
+            tiles = _grown(*self._last[key], layout)
+        tiles = tiles or plan_tiles(layout, *key)
+        self._last[key] = layout, tiles
+        return tiles
+
+
+def _grown(before: StepLayout, tiles: Tiles, layout: StepLayout) -> Tiles | None:
+    """The tiles of a step that adds a key to each sequence of the one before; else None.
+
+    Blocks that sequences have come to share since are read once for each of them.
+    """
+    cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
+    if layout.block_size != before.block_size or len(cu_q) - 1 != len(layout.slot_mapping):
+        return None  # not all of them are single queries
+    old = before.kv_len.numpy()
+    if not np.array_equal(cu_q, before.cu_q.numpy()) or not np.array_equal(kv_len, old + 1):
+        return None
+    table, known = layout.block_table.numpy(), before.block_table.numpy()
+    used = np.arange(known.shape[1]) < -(-old // layout.block_size)[:, None]
+    if ((table[:, : known.shape[1]] != known) & used).any():
+        return None
+    last = np.flatnonzero(tiles.narrow[:, 4] == old[tiles.narrow[:, 2]])
+    if len(last) != len(old) or (old % NARROW_SPLIT == 0).any():
+        return None  # a tile is full
+    narrow = tiles.narrow.copy()
+    narrow[last, 4:6] += 1
+    return replace(tiles, narrow=narrow, positions=tiles.positions + 1)
+
+
+def plan_tiles(
+    layout: StepLayout, window: int | None, narrow_queries: int, wide_queries: int
+) -> Tiles:
+    """Cut a step into tiles of at most `narrow_queries` or `wide_queries` queries."""
+    cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
+    num_tokens = len(layout.slot_mapping)
+    q_len = np.diff(cu_q)
+    covered = np.zeros_like(kv_len)
+    extra: list[Ints] = []
+    rectangles: list[Ints] = []
+    offset = num_tokens
+    if window is None:  # a window is short and differs by sequence: little to share
+        for rows, start, stop in shared_runs(layout, np.flatnonzero(q_len == 1)):
+            covered[rows] = stop
+            # As if behind all keys, so that everything is visible.
+            rectangles.append(_ints([[offset, len(rows), rows[0], start, stop, stop]]))
+            extra.append(cu_q[rows])
+            offset += len(rows)
+    sequences = np.arange(len(kv_len))
+    own = np.stack([cu_q[:-1], q_len, sequences, covered, kv_len, kv_len - q_len], axis=1)
+    every = np.concatenate([*rectangles, own.astype(np.int32)])
+    is_narrow = every[:, 1] <= narrow_queries
+    narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, window)
+    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, window)
+    tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])
+    base = np.cumsum(np.concatenate([[0], narrow[:, 1], wide[:, 1]]))
+    narrow[:, 6], wide[:, 6] = np.split(base[:-1], [len(narrow)])
+    partial_tokens = tokens[_ranges(*np.concatenate([narrow, wide])[:, :2].T)]
+    counts = np.bincount(partial_tokens, minlength=num_tokens)
+    return Tiles(
+        narrow=narrow,
+        wide=wide,
+        tokens=tokens,
+        positions=_positions(cu_q, kv_len, num_tokens),
+        ends=_ints(np.concatenate([[0], counts.cumsum()])),
+        order=_ints(np.argsort(partial_tokens, kind="stable")),
+    )
+
+
+def _cut(rectangles: Ints, queries: int, split: int, window: int | None) -> Ints:
+    """Rows of (first, queries, sequence, start, stop, position of the first query), cut both ways.
+
+    A position that is `stop` means that all keys are visible to all queries.
+    """
+    parts = -(-rectangles[:, 1] // queries)
+    done = _counts(parts) * queries
+    first, count, sequence, start, stop, position = np.repeat(rectangles, parts, axis=0).T
+    count, position = np.minimum(queries, count - done), position + done
+    stop = np.minimum(stop, position + count)  # what the last query sees
+    if window is not None:
+        start = np.maximum(start, position - window + 1)
+    all_see = np.minimum(stop, position + 1) if window is None else start
+    tiles = np.stack([first + done, count, sequence, start, stop, all_see, start], axis=1)
+    # Cut at multiples of `split`, wherever a range starts.
+    whole = start // split * split
+    parts = -(-(stop - whole) // split)
+    cut = np.repeat(whole, parts) + _counts(parts) * split
+    tiles = np.repeat(tiles, parts, axis=0)
+    tiles[:, 3] = np.maximum(tiles[:, 3], cut)
+    tiles[:, 4] = np.minimum(tiles[:, 4], cut + split)
+    tiles[:, 5] = np.clip(tiles[:, 5], tiles[:, 3], tiles[:, 4])
+    return _ints(tiles)
+
+
+def _counts(parts: Ints) -> Ints:
+    """0 … n − 1 for each n in a row: `[2, 3]` gives `[0, 1, 0, 1, 2]`."""
+    return _ranges(np.zeros_like(parts), parts)
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """`start … start + count − 1` for each pair in a row."""
+    shift = starts - (counts.cumsum() - counts)
+    return _ints(np.repeat(shift, counts) + np.arange(counts.sum()))
+
+
+def _positions(cu_q: Ints, kv_len: Ints, num_tokens: int) -> Ints:
+    positions = np.zeros(num_tokens, dtype=np.int32)
+    q_len = np.diff(cu_q)
+    positions[: cu_q[-1]] = _ranges(kv_len - q_len, q_len)
+    return positions
+
+
+def _ints(values: object) -> Ints:
+    return np.asarray(values, dtype=np.int32)

@@ -1,0 +1,125 @@
+"""Compiles the GPU kernels as they are shipped, without a GPU; prints what each takes, as JSON.
+
+A program of its own: kernels that were decorated for the interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from ragcache_kernels.triton.attention import attend_tiles, merge_partials
+from ragcache_kernels.triton.configs import NARROW_ROWS, choose
+from ragcache_kernels.triton.write import write_tokens
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+FLOATS = {"scale": "fp32", "softcap": "fp32"}
+POINTERS = {
+    "table_ptr": "*i32",
+    "tiles_ptr": "*i32",
+    "tokens_ptr": "*i32",
+    "positions_ptr": "*i32",
+    "ends_ptr": "*i32",
+    "order_ptr": "*i32",
+    "slots_ptr": "*i64",
+    "lse_ptr": "*fp32",
+    "partial_ptr": "*fp32",
+}
+NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "table_row"}
+
+
+def compiled(kernel: Any, arch: int, options: dict[str, int], **constants: Any) -> dict[str, int]:
+    """Registers, bytes of stack and shared memory, and 16-byte asynchronous loads of a kernel."""
+    names = list(inspect.signature(kernel.fn).parameters)
+    pointers = dict(POINTERS)
+    if kernel is attend_tiles:
+        pointers["out_ptr"] = "*fp32"
+    signature = {name: _type(name, pointers, constants) for name in names}
+    divisible = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if name not in constants and name not in NOT_DIVISIBLE
+    }
+    source = ASTSource(kernel, signature, constants, divisible)
+    target = GPUTarget("cuda", arch, 32)
+    result = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
+    return {"shared": result.metadata.shared, **_resources(result.asm["cubin"])}
+
+
+def _type(name: str, pointers: dict[str, str], constants: dict[str, Any]) -> str:
+    if name in constants:
+        return "constexpr"
+    if name.endswith("_ptr"):
+        return pointers.get(name, "*bf16")
+    return FLOATS.get(name, "i32")
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _dump("-res-usage", file.name)
+        code = _dump("-sass", file.name)
+    found = {k: int(re.search(rf"{k}:(\d+)", usage)[1]) for k in ("REG", "STACK")}  # type: ignore[index]
+    return {
+        "registers": found["REG"],
+        "stack": found["STACK"],
+        "wide_loads": len(re.findall(r"LDGSTS\S*\.128", code)),
+    }
+
+
+def _dump(option: str, path: str) -> str:
+    return subprocess.run(
+        [CUOBJDUMP, option, path], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def attention(arch: int, rows: int, dim: int, group: int, **options: bool) -> dict[str, int]:
+    """The attention kernel in the configuration that the table has for it."""
+    config = choose(rows, dim)
+    flags = {"SOFTCAP": False, "WINDOW": False, "UPCAST": False} | options
+    padded = max(16, triton.next_power_of_2(dim))
+    return compiled(
+        attend_tiles,
+        arch,
+        {"num_warps": config.num_warps, "num_stages": config.num_stages},
+        GROUP=group,
+        DIM=dim,
+        VALUE_DIM=dim,
+        PADDED_DIM=padded,
+        PADDED_VALUE_DIM=padded,
+        BLOCK_SIZE=16,
+        BM=config.bm,
+        BN=config.bn,
+        **flags,
+    )
+
+
+def main() -> None:
+    """All kernels for the architecture that is named."""
+    arch = int(sys.argv[1])
+    found = {}
+    for dim, group in ((64, 3), (80, 1), (128, 4), (128, 8), (256, 2)):
+        found[f"narrow {dim}/{group}"] = attention(arch, NARROW_ROWS, dim, group)
+        found[f"wide {dim}/{group}"] = attention(arch, NARROW_ROWS + 1, dim, group)
+    wide = NARROW_ROWS + 1
+    found["wide 256/2 capped window"] = attention(arch, wide, 256, 2, SOFTCAP=True, WINDOW=True)
+    sizes: dict[str, Any] = {"VALUE_DIM": 128, "PADDED_VALUE_DIM": 128}
+    plain = {"num_warps": 4, "num_stages": 3}
+    found["merge"] = compiled(merge_partials, arch, plain, BH=8, SINKS=True, **sizes)
+    sizes |= {"DIM": 128, "PADDED_DIM": 128, "HEADS": 8, "PADDED_HEADS": 8, "BLOCK_SIZE": 16}
+    found["write"] = compiled(write_tokens, arch, plain, **sizes)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

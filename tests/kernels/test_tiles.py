@@ -1,0 +1,123 @@
+"""The tiles of the GPU kernel: every query meets every key that it sees, exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragcache_kernels import StepLayout
+from ragcache_kernels import planner as planner_module
+from ragcache_kernels.triton import tiles as tiles_module
+from ragcache_kernels.triton.tiles import TilePlanner, Tiles, plan_tiles
+from step_layouts import Pair, expected_pairs, layout_of, layouts, slot
+
+SHARED, OWN, BATCH, BLOCK = 8192, 256, 64, 16
+
+
+def pairs_of(layout: StepLayout, tiles: Tiles, window: int | None) -> Counter[Pair]:
+    pairs: Counter[Pair] = Counter()
+    for first, queries, sequence, start, stop, all_see, _ in [*tiles.narrow, *tiles.wide]:
+        for token in tiles.tokens[first : first + queries].tolist():
+            position = tiles.positions[token]
+            for key in range(start, stop):
+                in_window = window is None or key > position - window
+                if key < all_see or (key <= position and in_window):
+                    pairs[token, slot(layout, int(sequence), key)] += 1
+    return pairs
+
+
+def partials_of(tiles: Tiles, token: int) -> list[int]:
+    return sorted(tiles.order[tiles.ends[token] : tiles.ends[token + 1]].tolist())
+
+
+@given(
+    layout=layouts(),
+    window=st.none() | st.integers(1, 45),
+    queries=st.tuples(st.integers(1, 4), st.integers(4, 9)),
+    splits=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    min_shared=st.integers(1, 30),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_visible_pair_is_covered_once_and_every_partial_merged(
+    layout: StepLayout,
+    window: int | None,
+    queries: tuple[int, int],
+    splits: tuple[int, int],
+    min_shared: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner_module, "MIN_SHARED_KEYS", min_shared)
+        patched.setattr(tiles_module, "NARROW_SPLIT", splits[0])
+        patched.setattr(tiles_module, "WIDE_SPLIT", splits[1])
+        tiles = plan_tiles(layout, window, *queries)
+    assert pairs_of(layout, tiles, window) == expected_pairs(layout, window)
+    written: dict[int, list[int]] = {}
+    for kind, most, split in zip((tiles.narrow, tiles.wide), queries, splits, strict=True):
+        for first, count, _, start, stop, _, base in kind:
+            assert 0 < count <= most
+            assert 0 < stop - start <= split
+            for i, token in enumerate(tiles.tokens[first : first + count].tolist()):
+                written.setdefault(token, []).append(int(base) + i)
+    assert all(partials_of(tiles, token) == sorted(ids) for token, ids in written.items())
+    assert sorted(tiles.order.tolist()) == list(range(len(tiles.order)))
+
+
+def decoding(length: int, *, private: int = 10_000) -> StepLayout:
+    """64 sequences of `length` tokens after the step, of which 8,192 are in shared blocks."""
+    shared = list(range(SHARED // BLOCK))
+    own = -(-(length - SHARED) // BLOCK)
+    tables = [shared + list(range(private + 99 * i, private + 99 * i + own)) for i in range(BATCH)]
+    return layout_of([(1, length)] * BATCH, tables, BLOCK)
+
+
+def test_a_shared_prefix_is_read_once_for_all_whose_rows_fit_a_tile() -> None:
+    tiles = plan_tiles(decoding(SHARED + OWN), None, 16, 128)
+    keys = sum(int((kind[:, 4] - kind[:, 3]).sum()) for kind in (tiles.narrow, tiles.wide))
+    assert keys <= 1.1 * (SHARED + BATCH * OWN)
+
+
+def test_a_batch_that_decodes_on_is_not_planned_anew() -> None:
+    planner = TilePlanner()
+    first = SHARED + OWN - 40
+    planner.plan(decoding(first), None, 4, 32)
+    with patch.object(tiles_module, "plan_tiles", side_effect=AssertionError):
+        for length in range(first + 1, SHARED + OWN + 1):
+            layout = decoding(length)
+            grown = planner.plan(layout, None, 4, 32)
+            assert_same(grown, plan_tiles(layout, None, 4, 32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda after: decoding(SHARED + OWN + 1),  # two tokens further
+        lambda after: decoding(SHARED + OWN, private=50_000),  # other blocks
+        lambda after: replace(after, kv_len=after.kv_len - torch.eye(BATCH, dtype=torch.int32)[0]),
+    ],
+    ids=["skips a token", "moved", "one waits"],
+)
+def test_any_other_step_is_planned_anew(change) -> None:  # type: ignore[no-untyped-def]
+    planner = TilePlanner()
+    planner.plan(decoding(SHARED + OWN - 1), None, 4, 32)
+    layout = change(decoding(SHARED + OWN))
+    assert_same(planner.plan(layout, None, 4, 32), plan_tiles(layout, None, 4, 32))
+
+
+def test_a_full_tile_is_followed_by_another() -> None:
+    planner, lengths = TilePlanner(), (511, 512, 513, 514)
+    for length in lengths:
+        layout = layout_of([(1, length)], [list(range(33))], BLOCK)
+        tiles = planner.plan(layout, None, 16, 128)
+        assert_same(tiles, plan_tiles(layout, None, 16, 128))
+    assert len(tiles.narrow) == 2
+
+
+def assert_same(one: Tiles, other: Tiles) -> None:
+    for name in ("narrow", "wide", "tokens", "positions", "ends", "order"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
