@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfi
 from ragcache.bench.options import (
     EngineBench,
     GatewayBench,
+    KernelsBench,
     LangchainBench,
     PrefixBench,
     ServeBench,
@@ -45,6 +46,7 @@ class Bench(BaseModel):
     prefix: CliSubCommand[PrefixBench]
     engine: CliSubCommand[EngineBench]
     gateway: CliSubCommand[GatewayBench]
+    kernels: CliSubCommand[KernelsBench]
     langchain: CliSubCommand[LangchainBench]
 
     def cli_cmd(self) -> None:

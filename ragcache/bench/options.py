@@ -48,6 +48,27 @@ class EngineBench(BenchOptions):
     repeats: PositiveInt = Field(9, description="rounds of each case; medians are shown")
 
 
+class KernelsBench(BenchOptions):
+    """Time one layer's attention: paged, over shared prefixes, in chunks; as ratios to controls."""
+
+    module = "kernels"
+
+    batch: PositiveInt = Field(16, description="sequences that decode")
+    shared: PositiveInt = Field(2048, description="tokens of their common prefix")
+    own: PositiveInt = Field(128, description="tokens behind it")
+    heads: PositiveInt = Field(32, description="query heads")
+    kv_heads: PositiveInt = Field(8, description="KV heads")
+    head_dim: PositiveInt = Field(128, description="elements of a head")
+    dtype: DtypeName = Field("auto", description="of queries and KV")
+    repeats: PositiveInt = Field(20, description="rounds of each case; medians are shown")
+
+    @model_validator(mode="after")
+    def _heads_in_groups(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError("heads must be a multiple of kv_heads")
+        return self
+
+
 class GatewayBench(BenchOptions):
     """Time requests to a gateway whose model takes no time."""
 
