@@ -121,8 +121,9 @@ def attend(backend: Backend, step: Step, spec: AttentionSpec, device: str = "cpu
     plan = backend.plan(step.layout, torch.device(device))
     backend.write_kv(step.key.to(device), step.value.to(device), key_cache, value_cache, plan)
     out = backend.attend(step.query.to(device), key_cache, value_cache, plan, spec)
-    step.key_cache.copy_(key_cache)
-    step.value_cache.copy_(value_cache)
+    if device != "cpu":
+        step.key_cache.copy_(key_cache)
+        step.value_cache.copy_(value_cache)
     return out.cpu()
 
 
@@ -137,6 +138,18 @@ def check(backend: Backend, step: Step, spec: AttentionSpec, device: str = "cpu"
 
 def close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("group", "dim", "block_size"),
+    [(1, 64, 1), (3, 64, 16), (4, 80, 16), (5, 96, 32), (8, 128, 16), (2, 256, 32), (24, 64, 16)],
+)
+def test_the_shapes_of_real_models_equal_the_reference(
+    backend: Backend, group: int, dim: int, block_size: int, device: str
+) -> None:
+    shape = Shape(2, group, dim, dim, block_size)
+    check(backend, make_step(shape, MIXED), shape.spec(), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -218,6 +231,39 @@ def test_padding_rows_are_skipped_and_come_back_as_zero(backend: Backend) -> Non
         close(out[:-5], attend(backend, plain, spec))
         assert (out[-5:] == 0).all()
     assert torch.equal(step.key_cache.isnan(), plain.key_cache.isnan())
+
+
+def test_memory_that_nobody_wrote_never_reaches_an_output(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_of_nan(like: Tensor, *shape: int, **options: Any) -> Tensor:
+        is_float = options.get("dtype", like.dtype).is_floating_point
+        return like.new_full(shape, torch.nan if is_float else -1, **options)
+
+    monkeypatch.setattr(Tensor, "new_empty", full_of_nan)
+    shape = Shape()
+    for spec in (shape.spec(), shape.spec(window=3, sinks=shape.sinks())):
+        out = attend(backend, make_step(shape, MIXED, padding=2), spec)
+        assert not out.isnan().any()
+
+
+def test_blocks_behind_two_billion_elements_are_found(backend: Backend) -> None:
+    shape = Shape(1, 2, dtype=torch.float16, block_size=16)
+    blocks = 2**31 // (16 * 16) + 40
+    step = make_step(shape, [(1, 40), (5, 21)])
+    far = step.layout.block_table + blocks - 20
+    caches = []
+    for near in (step.key_cache, step.value_cache):
+        cache = torch.empty(blocks, *near.shape[1:], dtype=near.dtype)  # untouched, so not there
+        cache[blocks - 20 : blocks - 20 + len(near)] = near
+        caches.append(cache)
+    slots = step.layout.slot_mapping + (blocks - 20) * 16
+    layout = replace(step.layout, block_table=far, slot_mapping=slots)
+    check(
+        backend,
+        replace(step, key_cache=caches[0], value_cache=caches[1], layout=layout),
+        shape.spec(),
+    )
 
 
 def test_where_the_blocks_lie_changes_nothing(backend: Backend) -> None:
