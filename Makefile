@@ -4,6 +4,7 @@
 # make bench            a load test of the gateway that runs at URL
 # make test             the tests
 # make test-lowest      those of the chat model, with the lowest releases that it supports
+# make test-kernels     those of the GPU kernels, with the oldest and the newest Triton they work with
 # make lint             style, formatting and types
 # make clean            removes the environment and everything that was built
 #
@@ -21,11 +22,12 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := $(VENV)/lowest
+TRITONS := 3.6.0 3.9.0
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 PIP_INSTALL = $(PIP) --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help serve demo example bench test test-lowest lint clean
+.PHONY: help serve demo example bench test test-lowest test-kernels lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,6 +52,11 @@ test: $(VENV)/.dev
 test-lowest: $(VENV)/.lowest
 	PYTHONPATH=$(LOWEST) $(BIN)/pytest tests/integrations tests/conformance/test_chat_ragcache*.py \
 		-k 'not SmallModel and not test_examples' $(ARGS)
+
+test-kernels: $(VENV)/.tritons
+	for version in $(TRITONS); do \
+		PYTHONPATH=$(VENV)/triton-$$version $(BIN)/pytest tests/kernels \
+			-k 'ahead_of_time or (triton and real_models)' $(ARGS) || exit 1; done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -80,6 +87,11 @@ $(VENV)/.dev: $(VENV)/.agents
 $(VENV)/.lowest: integrations/lowest.txt $(VENV)/.dev
 	rm -rf $(LOWEST)
 	$(PIP) --no-deps --target $(LOWEST) --requirement integrations/lowest.txt
+	@touch $@
+
+$(VENV)/.tritons: $(VENV)/.dev Makefile
+	for version in $(TRITONS); do rm -rf $(VENV)/triton-$$version; \
+		$(PIP) --no-deps --target $(VENV)/triton-$$version triton==$$version || exit 1; done
 	@touch $@
 
 $(BIN)/python:

@@ -38,7 +38,7 @@ NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "table_row"}
 
 
 def compiled(kernel: Any, arch: int, options: dict[str, int], **constants: Any) -> dict[str, int]:
-    """Registers, bytes of stack and shared memory, and 16-byte asynchronous loads of a kernel."""
+    """Registers, bytes of shared memory, spilling instructions, 16-byte asynchronous loads."""
     names = list(inspect.signature(kernel.fn).parameters)
     pointers = dict(POINTERS)
     if kernel is attend_tiles:
@@ -69,10 +69,11 @@ def _resources(cubin: bytes) -> dict[str, int]:
         file.flush()
         usage = _dump("-res-usage", file.name)
         code = _dump("-sass", file.name)
-    found = {k: int(re.search(rf"{k}:(\d+)", usage)[1]) for k in ("REG", "STACK")}  # type: ignore[index]
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers is not None
     return {
-        "registers": found["REG"],
-        "stack": found["STACK"],
+        "registers": int(registers[1]),
+        "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "wide_loads": len(re.findall(r"LDGSTS\S*\.128", code)),
     }
 
