@@ -179,13 +179,14 @@ class Pair:
         max_batch_tokens: int = 512,
         max_running: int = 8,
         share: bool = True,
+        backend: str = "torch",
     ) -> RecordingEngine:
         pool = KVPool(self.layers, num_blocks, BLOCK, self.plain.dtype, torch.device("cpu"))
         for tensor in pool.tensors:
             tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
         cache = PrefixCache(num_blocks, BLOCK, share=share)
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
-        runner = ModelRunner(self.paged, pool, get_backend("torch"))
+        runner = ModelRunner(self.paged, pool, get_backend(backend))
         return RecordingEngine(runner, scheduler, _Sink())
 
     def run(
