@@ -89,7 +89,7 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
     except RuntimeError as error:
         raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
     dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
-    backend = best_backend(model.device.type, dims)
+    backend = best_backend(model.device, model.dtype, dims)
     log.info("attention runs on %s", backend)
     return ModelRunner(model, pool, get_backend(backend)), num_blocks
 

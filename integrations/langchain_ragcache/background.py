@@ -157,12 +157,16 @@ async def _fill(future: Future[T], work: Coroutine[Any, Any, T]) -> None:
     except asyncio.CancelledError:
         future.cancel()
         raise
-    except Exception as error:
+    except BaseException as error:
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
     else:
         if future.set_running_or_notify_cancel():
             future.set_result(result)
+    finally:
+        del future, work  # an exception, and with it this frame, may be kept for long
 
 
 async def _finish(last: Coroutine[Any, Any, None]) -> None:

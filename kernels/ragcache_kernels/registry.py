@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+import torch
 
 from ragcache_kernels.interface import AttentionBackend
 
@@ -29,10 +31,24 @@ def get_backend(name: str) -> AttentionBackend[Any]:
     return BACKENDS[name]()
 
 
-def best_backend(device_type: str, head_dims: Iterable[int]) -> str:
-    """The name of the fastest backend on a device for layers with these head dims."""
-    if device_type != "cuda" or find_spec("triton") is None:
+def best_backend(device: torch.device, dtype: torch.dtype, head_dims: Iterable[int]) -> str:
+    """The name of the fastest backend for layers with these head dims.
+
+    The GPU kernels are for half precision, since float32 would not fit their registers, and for
+    Ampere and later, whose shared memory and asynchronous loads they count on.
+    """
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return "torch"
+    if torch.cuda.get_device_capability(device) < (8, 0) or not _has_triton():
         return "torch"
     from ragcache_kernels.triton.configs import WIDEST
 
     return "triton" if max(head_dims) <= WIDEST else "torch"
+
+
+def _has_triton() -> bool:
+    try:
+        major, minor = version("triton").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 6)

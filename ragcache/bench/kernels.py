@@ -82,7 +82,7 @@ class _Bench:
         self.options = options
         self.device = choose_device("auto")
         self.dtype = choose_dtype(options.dtype, self.device)
-        self.backend = get_backend(best_backend(self.device.type, [options.head_dim]))
+        self.backend = get_backend(best_backend(self.device, self.dtype, [options.head_dim]))
         self._spec = AttentionSpec(scale=options.head_dim**-0.5)
         blocks = options.batch * -(-(options.shared + options.own) // BLOCK_SIZE)
         shape = (blocks, BLOCK_SIZE, options.kv_heads, options.head_dim)
@@ -113,7 +113,7 @@ class _Bench:
             "each on its own",
             self._step(common, [1] * batch, length),
             self._step(unshared, [1] * batch, length),
-            options.shared + batch * options.own,
+            shared * BLOCK_SIZE + batch * (length - shared * BLOCK_SIZE),
         )
         yield Case(
             f"chunk of {options.own} over {options.shared}",

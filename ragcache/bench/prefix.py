@@ -176,7 +176,7 @@ def explain_ms(num_tokens: int, repeats: int = 40) -> float:
 def _explain(
     history: History, request_id: str, tokens: Sequence[int], segments: Sequence[Segment]
 ) -> None:
-    prompt = history.fingerprint(NAMESPACE, tokens, segments)
+    prompt = history.fingerprint(NAMESPACE, tokens, segments, history.generation)
     history.remember(request_id, prompt, history.compare(prompt, hit_tokens=0))
     history.computed(request_id)
 

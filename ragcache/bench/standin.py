@@ -24,14 +24,14 @@ from ragcache.serving import ServedModel, Serving
 MODEL = "stand-in"
 NUM_BLOCKS = 20_000
 VOCAB_SIZE = 49_152
-STEP = 0.002  # seconds; a model of a billion parameters takes longer on any GPU
+STEP = 0.002  # seconds; an 8B model takes more than twice that on any GPU
 
 
 class TimedRunner(HashRunner):
     """Adds up the seconds that the stand-in for the model takes.
 
-    As long as a model at least: what others do meanwhile costs a request no time. A model computes
-    outside the interpreter, and so leaves it to them.
+    It takes as long as a small model, outside the interpreter, as a model does: what others do
+    meanwhile costs a request no time, here as there.
     """
 
     seconds = 0.0

@@ -45,14 +45,19 @@ class History:
         self._clock = clock
         self._lock = Lock()
 
-    def fingerprint(
-        self, namespace: bytes, tokens: Sequence[int], segments: Sequence[Segment]
-    ) -> Fingerprint:
-        """Take a prompt's fingerprint, for `compare` and `remember`; most of what they cost.
+    @property
+    def generation(self) -> int:
+        """For `fingerprint`: taken before the prompt is looked up in the cache, see `forget`."""
+        return self._records.generation
 
-        Comes before the prompt is looked up in the cache, see `forget`.
-        """
-        generation = self._records.generation
+    def fingerprint(
+        self,
+        namespace: bytes,
+        tokens: Sequence[int],
+        segments: Sequence[Segment],
+        generation: int,
+    ) -> Fingerprint:
+        """Take a prompt's fingerprint, for `compare` and `remember`; most of what they cost."""
         return Fingerprint.of(namespace, tokens, segments, self.block_size, generation)
 
     def compare(

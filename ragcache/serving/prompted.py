@@ -28,6 +28,7 @@ class Prompted:
     block_size: int
     tokenizer: TokenizerPool
     history: History | None  # None with prefix caching off
+    generation: int  # of the history, before the prompt is looked up in the cache
 
     @cached_property
     def breakpoints(self) -> PlacedBreakpoints:
@@ -47,7 +48,9 @@ class Prompted:
             self.tokenizer,
             self.request,
             self.prompt,
-            self.history.fingerprint(self.namespace, self.prompt.packed(), segments),
+            self.history.fingerprint(
+                self.namespace, self.prompt.packed(), segments, self.generation
+            ),
             self.retentions,
             self.cacheable,
         )

@@ -188,6 +188,7 @@ class Serving:
             block_size=self.stats().block_size,
             tokenizer=self._tokenizer,
             history=self._history if self.model.prefix_caching else None,
+            generation=self._history.generation,
         )
 
     async def _encode(self, request: GenerateRequest, namespace: bytes) -> TokenizedPrompt:

@@ -11,11 +11,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import triton
 from ragcache_kernels.triton.attention import attend_tiles, merge_partials
+from ragcache_kernels.triton.blocks import CHUNK, move_blocks
 from ragcache_kernels.triton.configs import NARROW_ROWS, choose
 from ragcache_kernels.triton.write import write_tokens
 from triton.backends.compiler import GPUTarget
@@ -31,13 +33,18 @@ POINTERS = {
     "ends_ptr": "*i32",
     "order_ptr": "*i32",
     "slots_ptr": "*i64",
+    "caches_ptr": "*i64",
+    "ids_ptr": "*i64",
+    "staging_ptr": "*i64",
     "lse_ptr": "*fp32",
     "partial_ptr": "*fp32",
 }
-NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "table_row"}
+NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "table_row", "count"}
 
 
-def compiled(kernel: Any, arch: int, options: dict[str, int], **constants: Any) -> dict[str, int]:
+def compiled(
+    kernel: Any, arch: int, options: Mapping[str, Any], **constants: Any
+) -> dict[str, int]:
     """Registers, bytes of shared memory, spilling instructions, 16-byte asynchronous loads."""
     names = list(inspect.signature(kernel.fn).parameters)
     pointers = dict(POINTERS)
@@ -51,7 +58,7 @@ def compiled(kernel: Any, arch: int, options: dict[str, int], **constants: Any) 
     }
     source = ASTSource(kernel, signature, constants, divisible)
     target = GPUTarget("cuda", arch, 32)
-    result = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
+    result = triton.compile(source, target=target, options=options)
     return {"shared": result.metadata.shared, **_resources(result.asm["cubin"])}
 
 
@@ -92,14 +99,14 @@ def attention(arch: int, rows: int, dim: int, group: int, **options: bool) -> di
     return compiled(
         attend_tiles,
         arch,
-        {"num_warps": config.num_warps, "num_stages": config.num_stages},
+        config.options,
         GROUP=group,
         DIM=dim,
         VALUE_DIM=dim,
         PADDED_DIM=padded,
         PADDED_VALUE_DIM=padded,
         BLOCK_SIZE=16,
-        BM=config.bm,
+        BM=max(config.bm, triton.next_power_of_2(group)),
         BN=config.bn,
         **flags,
     )
@@ -114,11 +121,13 @@ def main() -> None:
         found[f"wide {dim}/{group}"] = attention(arch, NARROW_ROWS + 1, dim, group)
     wide = NARROW_ROWS + 1
     found["wide 256/2 capped window"] = attention(arch, wide, 256, 2, SOFTCAP=True, WINDOW=True)
+    found["wide 128/48"] = attention(arch, wide, 128, 48)
     sizes: dict[str, Any] = {"VALUE_DIM": 128, "PADDED_VALUE_DIM": 128}
     plain = {"num_warps": 4, "num_stages": 3}
     found["merge"] = compiled(merge_partials, arch, plain, BH=8, SINKS=True, **sizes)
     sizes |= {"DIM": 128, "PADDED_DIM": 128, "HEADS": 8, "PADDED_HEADS": 8, "BLOCK_SIZE": 16}
     found["write"] = compiled(write_tokens, arch, plain, **sizes)
+    found["move"] = compiled(move_blocks, arch, plain, GATHER=True, CHUNK=CHUNK)
     print(json.dumps(found))
 
 

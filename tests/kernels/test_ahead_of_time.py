@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "compile_ahead.py"
-SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a thread block may have
-# Four blocks with narrow tiles must fit on a processor at once: only that hides the memory.
-NARROW_SHARED = {80: 40 * 1024, 90: 56 * 1024}
-# For head dims up to 128, of 64k registers: narrow tiles have 128 threads, wide ones 256.
-REGISTERS = {"narrow": 168, "wide": 255, "merge": 64, "write": 48}
+# Bytes and registers with which three blocks of narrow tiles, or one of wide ones, fit on a
+# processor at once, which is what hides the memory: 128 and 256 threads, of 64k registers.
+SHARED_OF = {
+    80: {"narrow": 43 * 1024, "wide": 70 * 1024},
+    90: {"narrow": 43 * 1024, "wide": 99 * 1024},
+}
+REGISTERS = {"narrow": 168, "wide": 255, "merge": 48, "write": 32, "move": 48}
 
 Found = dict[str, dict[str, int]]
 
 
-@pytest.fixture(scope="module", params=SHARED, ids="sm_{}".format)
+@pytest.fixture(scope="module", params=SHARED_OF, ids="sm_{}".format)
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, Found]:
@@ -44,12 +46,8 @@ def test_registers_and_shared_memory_are_within_bounds(compiled: tuple[int, Foun
     arch, found = compiled
     for name, used in found.items():
         kind = name.split()[0]
-        assert used["shared"] <= SHARED[arch], name
-        if "256" in name:
-            continue
+        assert used["shared"] <= SHARED_OF[arch].get(kind, 1024), name
         assert used["registers"] <= REGISTERS[kind], name
-        if kind == "narrow":
-            assert used["shared"] <= NARROW_SHARED[arch], name
 
 
 def test_keys_and_values_are_loaded_16_bytes_at_a_time_and_ahead(
@@ -57,5 +55,5 @@ def test_keys_and_values_are_loaded_16_bytes_at_a_time_and_ahead(
 ) -> None:
     _, found = compiled
     attention = {name: used for name, used in found.items() if name.startswith(("narrow", "wide"))}
-    assert len(attention) == 11
+    assert len(attention) == 12
     assert {name for name, used in attention.items() if used["wide_loads"] < 16} == set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
+import torch
 from ragcache_kernels import BACKENDS, best_backend, get_backend, registry
 
 
@@ -13,20 +16,38 @@ def test_every_backend_goes_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dims", "name"),
+    ("device", "capability", "dtype", "dims", "name"),
     [
-        ("cpu", [64], "torch"),
-        ("cuda", [64, 256], "triton"),
-        ("cuda", [64, 257], "torch"),  # wider than the kernels take
-        ("mps", [64], "torch"),
+        ("cpu", (9, 0), torch.bfloat16, [64], "torch"),
+        ("mps", (9, 0), torch.bfloat16, [64], "torch"),
+        ("cuda", (8, 0), torch.bfloat16, [64, 256], "triton"),
+        ("cuda", (9, 0), torch.float16, [80], "triton"),
+        ("cuda", (9, 0), torch.bfloat16, [64, 257], "torch"),  # wider than the kernels take
+        ("cuda", (9, 0), torch.float32, [64], "torch"),
+        ("cuda", (7, 5), torch.float16, [64], "torch"),
     ],
 )
-def test_gpus_get_the_kernels_that_take_their_heads(
-    device: str, dims: list[int], name: str
+def test_gpus_get_the_kernels_where_these_fit(
+    device: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    dims: list[int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert best_backend(device, dims) == name
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert best_backend(torch.device(device), dtype, dims) == name
 
 
-def test_without_triton_a_gpu_runs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    assert best_backend("cuda", [64]) == "torch"
+@pytest.mark.parametrize("installed", [None, "3.5.1"])
+def test_without_a_triton_that_they_work_with_a_gpu_runs_torch(
+    installed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(registry, "version", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert best_backend(torch.device("cuda"), torch.bfloat16, [64]) == "torch"

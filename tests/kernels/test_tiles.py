@@ -68,12 +68,19 @@ def test_every_visible_pair_is_covered_once_and_every_partial_merged(
     assert sorted(tiles.order.tolist()) == list(range(len(tiles.order)))
 
 
-def decoding(length: int, *, private: int = 10_000) -> StepLayout:
+def decoding(length: int) -> StepLayout:
     """64 sequences of `length` tokens after the step, of which 8,192 are in shared blocks."""
     shared = list(range(SHARED // BLOCK))
     own = -(-(length - SHARED) // BLOCK)
-    tables = [shared + list(range(private + 99 * i, private + 99 * i + own)) for i in range(BATCH)]
+    tables = [shared + list(range(10_000 + 99 * i, 10_000 + 99 * i + own)) for i in range(BATCH)]
     return layout_of([(1, length)] * BATCH, tables, BLOCK)
+
+
+def moved(layout: StepLayout) -> StepLayout:
+    """The first sequence has a copy of a shared block instead."""
+    table = layout.block_table.clone()
+    table[0, 100] = 9_999
+    return replace(layout, block_table=table)
 
 
 def test_a_shared_prefix_is_read_once_for_all_whose_rows_fit_a_tile() -> None:
@@ -97,7 +104,7 @@ def test_a_batch_that_decodes_on_is_not_planned_anew() -> None:
     "change",
     [
         lambda after: decoding(SHARED + OWN + 1),  # two tokens further
-        lambda after: decoding(SHARED + OWN, private=50_000),  # other blocks
+        moved,
         lambda after: replace(after, kv_len=after.kv_len - torch.eye(BATCH, dtype=torch.int32)[0]),
     ],
     ids=["skips a token", "moved", "one waits"],
@@ -107,6 +114,13 @@ def test_any_other_step_is_planned_anew(change) -> None:  # type: ignore[no-unty
     planner.plan(decoding(SHARED + OWN - 1), None, 4, 32)
     layout = change(decoding(SHARED + OWN))
     assert_same(planner.plan(layout, None, 4, 32), plan_tiles(layout, None, 4, 32))
+
+
+def test_tables_may_be_wider_than_they_need_be() -> None:
+    planner, before, after = TilePlanner(), decoding(SHARED + OWN - 1), decoding(SHARED + OWN)
+    wide = torch.nn.functional.pad(before.block_table, (0, 3))
+    planner.plan(replace(before, block_table=wide), None, 4, 32)
+    assert_same(planner.plan(after, None, 4, 32), plan_tiles(after, None, 4, 32))
 
 
 def test_a_full_tile_is_followed_by_another() -> None:

@@ -48,7 +48,7 @@ class SmallHistory(History):
             ends.append(ends[-1] + len(tokens))
         named = zip(parts, pairwise(ends), strict=True)
         segments = [Segment(name, start, end) for name, (start, end) in named]
-        return self.fingerprint(namespace, flat(parts), segments)
+        return self.fingerprint(namespace, flat(parts), segments, self.generation)
 
     def ask(
         self,

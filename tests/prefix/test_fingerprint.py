@@ -77,7 +77,7 @@ def test_no_token_is_kept():
     """A record has a byte for each token, and eight for each span: too few to spell them."""
     tokens = [*range(60_000, 60_400)]
     history = History(BLOCK)
-    prompt = history.fingerprint(b"namespace", tokens, [Segment("prompt", 0, len(tokens))])
+    prompt = history.fingerprint(b"namespace", tokens, [Segment("prompt", 0, len(tokens))], 0)
     history.remember("a", prompt, history.compare(prompt, 0))
     history.computed("a", kept=[(100, 60.0)])
     (record,) = history._records._by_id.values()

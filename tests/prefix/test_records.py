@@ -110,7 +110,7 @@ def test_records_take_no_more_memory_than_the_bound_says(length, step):
         tokens = [i, *range(length - 1)]
         bounds = range(0, length, step)
         segments = [Segment(n, start, start + step) for n, start in zip(names, bounds, strict=True)]
-        prompt = history.fingerprint(namespace_name(OWNER), tokens, segments)
+        prompt = history.fingerprint(namespace_name(OWNER), tokens, segments, history.generation)
         history.remember(f"request-{i}", prompt, history.compare(prompt, 0))
         history.computed(f"request-{i}", kept=[(40 + i, 300.0 + i)] * 4)
     del tokens, segments, prompt
@@ -124,7 +124,7 @@ def test_retentions_of_a_record_are_bounded():
     history = History(4)
     for i in range(50):
         tokens = [1] * (20 + i)
-        prompt = history.fingerprint(namespace_name(OWNER), tokens, [])
+        prompt = history.fingerprint(namespace_name(OWNER), tokens, [], history.generation)
         history.remember(str(i), prompt, history.compare(prompt, len(tokens) - 1))
         history.computed(str(i), kept=[(len(tokens), 300.0)])
     assert len(history._records.get("49", OWNER).kept) == MOST_KEPT

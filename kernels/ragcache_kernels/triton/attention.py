@@ -24,7 +24,6 @@ def _fold(
     k_ptr,
     v_ptr,
     table_ptr,
-    first,
     start,
     stop,
     k_block,
@@ -43,7 +42,7 @@ def _fold(
     MASKED: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Fold the keys in [start, stop), of which the tile reads those from `first` on."""
+    """Fold the keys in [start, stop) into the running softmax of the rows."""
     dims = tl.arange(0, q.shape[1])
     value_dims = tl.arange(0, acc.shape[1])
     for n in range(start, stop, BN):
@@ -87,7 +86,7 @@ def _fold(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "window"])
 def attend_tiles(
     q_ptr,
     k_ptr,
@@ -163,12 +162,12 @@ def attend_tiles(
     # Whole steps of keys that all queries see need no look at the positions.
     whole = start + tl.maximum(all_see - start, 0) // BN * BN
     acc, top, total = _fold(
-        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, start, start, whole,
+        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, start, whole,
         k_block, k_slot, v_block, v_slot, scale, softcap, window,
         DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, False, UPCAST,
     )  # fmt: skip
     acc, top, total = _fold(
-        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, start, whole, stop,
+        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, whole, stop,
         k_block, k_slot, v_block, v_slot, scale, softcap, window,
         DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, True, UPCAST,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -20,23 +19,22 @@ _MERGE_HEADS = 8  # query heads of a program that merges
 
 
 class DeviceTiles:
-    """The tiles of a step on the device, where they arrive in one copy."""
+    """The tiles of a step on the device, where they arrive in one copy.
+
+    Each array starts at a multiple of 16 bytes: kernels are compiled anew for other alignments.
+    """
 
     def __init__(self, tiles: Tiles, device: torch.device) -> None:
-        parts = (
-            tiles.narrow,
-            tiles.wide,
-            tiles.tokens,
-            tiles.positions,
-            tiles.ends,
-            tiles.order,
+        parts = [tiles.narrow, tiles.wide, tiles.tokens, tiles.positions, tiles.ends, tiles.order]
+        aligned = [part.size + -part.size % 4 for part in parts]
+        packed = torch.empty(sum(aligned), dtype=torch.int32, pin_memory=device.type == "cuda")
+        for place, part in zip(packed.split(aligned), parts, strict=True):  # type: ignore[no-untyped-call]
+            place[: part.size] = torch.from_numpy(part.ravel())
+        on_device = packed.to(device, non_blocking=True)
+        self.narrow, self.wide, self.tokens, self.positions, self.ends, self.order = (
+            place[: part.size]
+            for place, part in zip(on_device.split(aligned), parts, strict=True)  # type: ignore[no-untyped-call]
         )
-        packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
-        if device.type == "cuda":
-            packed = packed.pin_memory()
-        packed = packed.to(device, non_blocking=True)
-        on_device = torch.split(packed, [part.size for part in parts])
-        self.narrow, self.wide, self.tokens, self.positions, self.ends, self.order = on_device
         self.num_partials = len(tiles.order)
 
 
@@ -122,9 +120,10 @@ class TritonBackend(AttentionBackend[TritonPlan]):
         work = plan.tiles(spec.window, group, wide.bm)
         partials = query.new_empty(work.num_partials, heads, value_dim, dtype=torch.float32)
         lse = query.new_empty(work.num_partials, heads, dtype=torch.float32)
-        for tiles, config in ((work.narrow, choose(NARROW_ROWS, widest)), (work.wide, wide)):
+        args = (_dense(query), key_cache, value_cache, plan, work, spec)
+        narrow = choose(max(NARROW_ROWS, group), widest)
+        for tiles, config in ((work.narrow, narrow), (work.wide, wide)):
             if len(tiles):
-                args = (_dense(query), key_cache, value_cache, plan, work, spec)
                 _launch(tiles, config, group, partials, lse, *args)
         out = query.new_empty(tokens, heads, value_dim)
         merged = min(_MERGE_HEADS, triton.next_power_of_2(heads))
@@ -163,7 +162,6 @@ def _launch(
 ) -> None:
     kv_heads, dim = key_cache.shape[2:]
     value_dim = value_cache.shape[3]
-    rows = config.bm if config.bm > NARROW_ROWS else max(NARROW_ROWS, triton.next_power_of_2(group))
     attend_tiles[(len(tiles) // 7, kv_heads)](
         query,
         key_cache,
@@ -188,13 +186,12 @@ def _launch(
         PADDED_DIM=_padded(dim),
         PADDED_VALUE_DIM=_padded(value_dim),
         BLOCK_SIZE=plan.block_size,
-        BM=rows,
+        BM=max(config.bm, triton.next_power_of_2(group)),
         BN=config.bn,
         SOFTCAP=spec.softcap is not None,
         WINDOW=spec.window is not None,
         UPCAST=_INTERPRETED and query.dtype is torch.bfloat16,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 

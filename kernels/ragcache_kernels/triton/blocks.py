@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_CHUNK = 1024  # elements of a program
+CHUNK = 1024  # elements of a program
 
 
-@triton.jit
-def _move(
+@triton.jit(do_not_specialize=["count"])
+def move_blocks(
     caches_ptr,
     ids_ptr,
     staging_ptr,
@@ -69,9 +69,9 @@ def scatter_blocks(caches: Sequence[Tensor], ids: Tensor, staging: Tensor) -> No
 def _launch(caches: Sequence[Tensor], ids: Tensor, staging: Tensor, *, gather: bool) -> None:
     pointers = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64)
     _, count, elements = staging.shape
-    grid = (count, triton.cdiv(elements, _CHUNK), len(caches))
-    _move[grid](
-        pointers.to(staging.device), ids, staging, count, elements, GATHER=gather, CHUNK=_CHUNK
+    grid = (count, triton.cdiv(elements, CHUNK), len(caches))
+    move_blocks[grid](
+        pointers.to(staging.device), ids, staging, count, elements, GATHER=gather, CHUNK=CHUNK
     )
 
 

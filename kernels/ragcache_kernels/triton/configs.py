@@ -14,6 +14,15 @@ class Config:
     num_warps: int
     num_stages: int
 
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """How to compile; the last one is about to change its default."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
 
 NARROW_ROWS = 16  # the least that a matrix instruction takes
 WIDEST = 256  # elements of a head

@@ -70,6 +70,8 @@ def _grown(before: StepLayout, tiles: Tiles, layout: StepLayout) -> Tiles | None
     if not np.array_equal(cu_q, before.cu_q.numpy()) or not np.array_equal(kv_len, old + 1):
         return None
     table, known = layout.block_table.numpy(), before.block_table.numpy()
+    if table.shape[1] < known.shape[1]:
+        return None
     used = np.arange(known.shape[1]) < -(-old // layout.block_size)[:, None]
     if ((table[:, : known.shape[1]] != known) & used).any():
         return None
