@@ -18,6 +18,7 @@ from ragcache.types import (
     FinishReason,
     GenerateRequest,
     Message,
+    MissReason,
     SamplingParams,
     Usage,
 )
@@ -93,6 +94,19 @@ async def test_the_second_turn_hits_the_first(serving):
     turn = chat("What is a lighthouse? " * 8, text_of(deltas), "And a bridge?")
     second, _ = await answer(serving, request(turn, "s"))
     assert second.usage.cached_tokens >= (first.prompt_tokens - 1) // BLOCK * BLOCK > 0
+
+
+async def test_what_was_dropped_before_its_reader_came_is_not_said_to_be_evicted(serving):
+    prompt = chat("What is a lighthouse? " * 8)
+    generation = await serving.start(request(prompt))
+    while not serving.stats().computed_tokens:  # it is admitted, and nobody has read of it
+        await asyncio.sleep(0.01)
+    await serving.drop_cache("")
+    async for _ in generation:
+        pass
+    again, _ = await answer(serving, request(prompt, "s"))
+    assert again.usage.cached_tokens == 0
+    assert again.explanation.reason is MissReason.COLD
 
 
 async def test_a_stop_string_ends_the_text_before_it(serving):
