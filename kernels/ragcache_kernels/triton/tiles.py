@@ -18,7 +18,8 @@ from ragcache_kernels.planner import shared_runs
 Ints = NDArray[np.int32]
 
 NARROW_SPLIT = 512  # keys of a tile with few rows: many of them must fill the device
-WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory traffic
+WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory
+WIDE_PARTS = 8  # most partial results of a query in a chunk; beyond that, tiles get longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,9 @@ def plan_tiles(
     own = np.stack([cu_q[:-1], q_len, sequences, covered, kv_len, kv_len - q_len], axis=1)
     every = np.concatenate([*rectangles, own.astype(np.int32)])
     is_narrow = every[:, 1] <= narrow_queries
-    narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, window)
-    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, window)
+    any_number = int(kv_len.max())
+    narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, any_number, window)
+    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, WIDE_PARTS, window)
     tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])
     base = np.cumsum(np.concatenate([[0], narrow[:, 1], wide[:, 1]]))
     narrow[:, 6], wide[:, 6] = np.split(base[:-1], [len(narrow)])
@@ -122,7 +124,7 @@ def plan_tiles(
     )
 
 
-def _cut(rectangles: Ints, queries: int, split: int, window: int | None) -> Ints:
+def _cut(rectangles: Ints, queries: int, split: int, most: int, window: int | None) -> Ints:
     """Rows of (first, queries, sequence, start, stop, position of the first query), cut both ways.
 
     A position that is `stop` means that all keys are visible to all queries.
@@ -136,13 +138,15 @@ def _cut(rectangles: Ints, queries: int, split: int, window: int | None) -> Ints
         start = np.maximum(start, position - window + 1)
     all_see = np.minimum(stop, position + 1) if window is None else start
     tiles = np.stack([first + done, count, sequence, start, stop, all_see, start], axis=1)
-    # Cut at multiples of `split`, wherever a range starts.
+    # Cut at multiples of `split`, wherever a range starts; into at most `most` parts.
     whole = start // split * split
-    parts = -(-(stop - whole) // split)
-    cut = np.repeat(whole, parts) + _counts(parts) * split
+    step = split * -(-(stop - whole) // (split * most))
+    parts = -(-(stop - whole) // step)
+    step = np.repeat(step, parts)
+    cut = np.repeat(whole, parts) + _counts(parts) * step
     tiles = np.repeat(tiles, parts, axis=0)
     tiles[:, 3] = np.maximum(tiles[:, 3], cut)
-    tiles[:, 4] = np.minimum(tiles[:, 4], cut + split)
+    tiles[:, 4] = np.minimum(tiles[:, 4], cut + step)
     tiles[:, 5] = np.clip(tiles[:, 5], tiles[:, 3], tiles[:, 4])
     return _ints(tiles)
 
