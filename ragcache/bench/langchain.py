@@ -3,7 +3,8 @@
 The same conversation, each time with another question, goes through `ChatRagcache` in this process
 or over a real socket, and in turn with that to the bare engine (the control), so that what else the
 machine does hits both alike. The engine takes token ids, so the control begins with rendering and
-encoding the conversation. The model is a stand-in, whose time is subtracted.
+encoding the conversation. The model is a stand-in; its time is subtracted, and with it what others
+do meanwhile.
 """
 
 from __future__ import annotations
