@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -48,7 +49,7 @@ def best_backend(device: torch.device, dtype: torch.dtype, head_dims: Iterable[i
 
 def _has_triton() -> bool:
     try:
-        major, minor = version("triton").split(".")[:2]
+        installed = version("triton")
     except PackageNotFoundError:
         return False
-    return (int(major), int(minor)) >= (3, 6)
+    return tuple(map(int, re.findall(r"\d+", installed)[:2])) >= (3, 6)
