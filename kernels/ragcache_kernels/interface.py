@@ -41,15 +41,30 @@ class AttentionSpec:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's part of the pool; blocks and slots are contiguous."""
+
+    key: Tensor  # [N, B, Hkv, D]
+    value: Tensor  # [N, B, Hkv, Dv]
+    key_scale: Tensor | None = None  # [N, B, Hkv] float32
+    value_scale: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that there are; a block is row `block_id` of each of them."""
+        every = (self.key, self.value, self.key_scale, self.value_scale)
+        return [tensor for tensor in every if tensor is not None]
+
+
 PlanT = TypeVar("PlanT")
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
     """Causal attention with grouped query heads over a pool of blocks, layer by layer.
 
-    A pool has one key cache `[N, B, Hkv, D]` and one value cache `[N, B, Hkv, Dv]` per layer;
-    blocks and slots are contiguous. Query head h reads KV head `h // (Hq / Hkv)`. What lies in
-    slots that no sequence of the step covers, NaN included, never reaches an output.
+    Query head h reads KV head `h // (Hq / Hkv)`. What lies in slots that no sequence of the step
+    covers, NaN included, never reaches an output.
     """
 
     name: str
@@ -59,20 +74,11 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Do the step's host work once; all layers share the result."""
 
     @abstractmethod
-    def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, plan: PlanT
-    ) -> None:
+    def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, plan: PlanT) -> None:
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
 
     @abstractmethod
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        plan: PlanT,
-        spec: AttentionSpec,
-    ) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, plan: PlanT, spec: AttentionSpec) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
 
     @abstractmethod

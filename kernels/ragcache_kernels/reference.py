@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragcache_kernels.interface import AttentionSpec, StepLayout
+from ragcache_kernels.interface import AttentionSpec, LayerCache, StepLayout
 
 
 def reference_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, layout: StepLayout, spec: AttentionSpec
+    query: Tensor, cache: LayerCache, layout: StepLayout, spec: AttentionSpec
 ) -> Tensor:
-    """Output `[T, Hq, Dv]` in float64 for caches that hold the step's keys and values already."""
-    out = query.new_zeros(*query.shape[:2], value_cache.shape[-1], dtype=torch.float64)
+    """Output `[T, Hq, Dv]` in float64 for a cache that holds the step's keys and values already."""
+    out = query.new_zeros(*query.shape[:2], cache.value.shape[-1], dtype=torch.float64)
     for s, length in enumerate(layout.kv_len.tolist()):
         positions = torch.arange(length)
         blocks = layout.block_table[s].long()[positions // layout.block_size]
         offsets = positions % layout.block_size
         tokens = slice(*layout.cu_q[s : s + 2].tolist())
-        key, value = key_cache[blocks, offsets].double(), value_cache[blocks, offsets].double()
+        key, value = cache.key[blocks, offsets].double(), cache.value[blocks, offsets].double()
         out[tokens] = _attend_sequence(query[tokens].double(), key, value, spec)
     return out
 

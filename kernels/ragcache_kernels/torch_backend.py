@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragcache_kernels.interface import AttentionBackend, AttentionSpec, StepLayout
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.torch_partial import merge
 from ragcache_kernels.torch_run import Scratch, StackRun
 from ragcache_kernels.torch_stack import Stack, build_stacks
@@ -36,15 +36,12 @@ class TorchPlan:
         self._stacks: dict[int | None, list[Stack]] = {}
         self._runs: dict[tuple[int | None, Shapes], list[StackRun]] = {}
 
-    def runs(
-        self, window: int | None, query: Tensor, key_cache: Tensor, value_cache: Tensor
-    ) -> list[StackRun]:
+    def runs(self, window: int | None, query: Tensor, cache: LayerCache) -> list[StackRun]:
         """The work of a layer, in the order in which to run it; built for the first of its kind."""
-        key = window, (query.shape, key_cache.shape, value_cache.shape)
+        key = window, (query.shape, cache.key.shape, cache.value.shape)
         if key not in self._runs:
             self._runs[key] = [
-                StackRun(stack, query, key_cache, value_cache, self._scratch)
-                for stack in self._stacks_for(window)
+                StackRun(stack, query, cache, self._scratch) for stack in self._stacks_for(window)
             ]
         return self._runs[key]
 
@@ -68,31 +65,24 @@ class TorchBackend(AttentionBackend[TorchPlan]):
         """Do the step's host work once; all layers share the result."""
         return TorchPlan(layout, device, self._scratch)
 
-    def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TorchPlan
-    ) -> None:
+    def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, plan: TorchPlan) -> None:
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
         if plan.tokens is not None:
             key, value = key[plan.tokens], value[plan.tokens]
-        key_cache.flatten(0, 1).index_copy_(0, plan.slots, key)
-        value_cache.flatten(0, 1).index_copy_(0, plan.slots, value)
+        cache.key.flatten(0, 1).index_copy_(0, plan.slots, key)
+        cache.value.flatten(0, 1).index_copy_(0, plan.slots, value)
 
     def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        plan: TorchPlan,
-        spec: AttentionSpec,
+        self, query: Tensor, cache: LayerCache, plan: TorchPlan, spec: AttentionSpec
     ) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
-        runs = plan.runs(spec.window, query, key_cache, value_cache)
+        runs = plan.runs(spec.window, query, cache)
         if len(runs) == 1 and runs[0].stack.whole and spec.sinks is None:
-            return runs[0].by_token(runs[0].attend(query, key_cache, value_cache, spec)[0])
-        out = query.new_zeros(*query.shape[:2], value_cache.shape[-1], dtype=torch.float32)
+            return runs[0].by_token(runs[0].attend(query, cache, spec)[0])
+        out = query.new_zeros(*query.shape[:2], cache.value.shape[-1], dtype=torch.float32)
         lse = query.new_zeros(query.shape[:2], dtype=torch.float32)
         for run in runs:
-            packed_out, packed_lse = run.attend(query, key_cache, value_cache, spec)
+            packed_out, packed_lse = run.attend(query, cache, spec)
             part = run.by_token(packed_out).float(), run.by_token(packed_lse)
             tokens = run.stack.tokens
             if not run.stack.first:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.interface import AttentionSpec, LayerCache
 from ragcache_kernels.torch_partial import Partial, attend_partial
 from ragcache_kernels.torch_stack import Stack
 
@@ -35,24 +35,20 @@ class StackRun:
     four rows than with three. When there are many, every query head is its own group.
     """
 
-    def __init__(
-        self, stack: Stack, query: Tensor, key_cache: Tensor, value_cache: Tensor, scratch: Scratch
-    ) -> None:
+    def __init__(self, stack: Stack, query: Tensor, cache: LayerCache, scratch: Scratch) -> None:
         self.stack = stack
         heads, dim = query.shape[1:]
-        groups = key_cache.shape[2] if stack.few else heads
+        groups = cache.key.shape[2] if stack.few else heads
         self._shape = (stack.size, stack.queries, groups, heads // groups)
         self._count = stack.queries * heads // groups
         if stack.few:
             padded = query.new_zeros(stack.size, groups, -(-self._count // 4) * 4, dim)
             used = padded[:, :, : self._count].view(stack.size, groups, stack.queries, -1, dim)
             self._query, self._query_by_token = padded, used.transpose(1, 2)
-        self._key = self._views("key", key_cache, scratch)
-        self._value = self._views("value", value_cache, scratch)
+        self._key = self._views("key", cache.key, scratch)
+        self._value = self._views("value", cache.value, scratch)
 
-    def attend(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, spec: AttentionSpec
-    ) -> Partial:
+    def attend(self, query: Tensor, cache: LayerCache, spec: AttentionSpec) -> Partial:
         """Packed output and log-sum-exp, for `by_token`."""
         query = query[self.stack.tokens]
         if self.stack.few:
@@ -60,8 +56,8 @@ class StackRun:
             query = self._query
         else:
             query = query.unsqueeze(0).transpose(1, 2)
-        key = self._gather(key_cache, *self._key)
-        value = self._gather(value_cache, *self._value)
+        key = self._gather(cache.key, *self._key)
+        value = self._gather(cache.value, *self._value)
         return attend_partial(query, key, value, spec, self.stack.causal, self.stack.mask)
 
     def by_token(self, packed: Tensor) -> Tensor:

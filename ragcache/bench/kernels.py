@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from ragcache_kernels import AttentionSpec, StepLayout, best_backend, get_backend
+from ragcache_kernels import AttentionSpec, LayerCache, StepLayout, best_backend, get_backend
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -86,7 +86,7 @@ class _Bench:
         self._spec = AttentionSpec(scale=options.head_dim**-0.5)
         blocks = options.batch * -(-(options.shared + options.own) // BLOCK_SIZE)
         shape = (blocks, BLOCK_SIZE, options.kv_heads, options.head_dim)
-        self._keys, self._values = self._random(*shape), self._random(*shape)
+        self._cache = LayerCache(self._random(*shape), self._random(*shape))
         self._blocks = blocks
 
     def cases(self) -> Iterable[Case]:
@@ -158,7 +158,7 @@ class _Bench:
         )
         query = self._random(sum(q_len), self.options.heads, self.options.head_dim)
         plan = self.backend.plan(layout, self.device)
-        return lambda: self.backend.attend(query, self._keys, self._values, plan, self._spec)
+        return lambda: self.backend.attend(query, self._cache, plan, self._spec)
 
     def _dense(self, queries: int, length: int) -> Step:
         """Attention of the last queries over keys without pages."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from ragcache_kernels.interface import LayerCache
 from torch import Tensor
 
 from ragcache.errors import ConfigError
@@ -31,7 +32,7 @@ class LayerShape:
 
 
 class KVPool:
-    """`keys[l]` `[N, B, Hkv, Dk]` and `values[l]` `[N, B, Hkv, Dv]` for each layer l.
+    """`layers[l]`: keys and values of layer l.
 
     The block is the outermost unit, so copies and eviction need not know what is inside. Pages
     are touched by the first write only: a large pool costs no memory until it is used.
@@ -49,13 +50,15 @@ class KVPool:
             shape = (num_blocks, block_size, layer.num_kv_heads, dim)
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.keys = [empty(layer, layer.key_dim) for layer in layers]
-        self.values = [empty(layer, layer.value_dim) for layer in layers]
+        self.layers = [
+            LayerCache(empty(layer, layer.key_dim), empty(layer, layer.value_dim))
+            for layer in layers
+        ]
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the pool; a block is row `block_id` of each of them."""
-        return self.keys + self.values
+        return [tensor for layer in self.layers for tensor in layer.tensors]
 
 
 def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:

@@ -58,6 +58,6 @@ class _Step:
 
     def attend(self, call: AttentionCall) -> Tensor:
         layer = call.module.layer_idx
-        keys, values = self._pool.keys[layer], self._pool.values[layer]  # type: ignore[index]
-        self._backend.write_kv(call.key, call.value, keys, values, self._plan)
-        return self._backend.attend(call.query, keys, values, self._plan, call.spec)
+        cache = self._pool.layers[layer]  # type: ignore[index]
+        self._backend.write_kv(call.key, call.value, cache, self._plan)
+        return self._backend.attend(call.query, cache, self._plan, call.spec)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragcache_kernels import AttentionBackend, AttentionSpec, StepLayout
+from ragcache_kernels import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels import planner as planner_module
 from ragcache_kernels import torch_stack as torch_stack_module
 from ragcache_kernels.reference import reference_attention
@@ -56,8 +56,7 @@ class Step:
     query: Tensor
     key: Tensor
     value: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
+    cache: LayerCache
     layout: StepLayout
 
 
@@ -110,27 +109,30 @@ def make_step(
         slot_mapping=slot_mapping,
         block_size=size,
     )
-    return Step(query, key, value, *caches, layout)
+    return Step(query, key, value, LayerCache(*caches), layout)
 
 
 def attend(backend: Backend, step: Step, spec: AttentionSpec) -> Tensor:
     """What the engine does in one layer; the step's caches receive the new keys and values."""
     if spec.sinks is not None:
         spec = replace(spec, sinks=spec.sinks.to(DEVICE))
-    key_cache, value_cache = step.key_cache.to(DEVICE), step.value_cache.to(DEVICE)
+    cache = on_device(step.cache)
     plan = backend.plan(step.layout, DEVICE)
-    backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), key_cache, value_cache, plan)
-    out = backend.attend(step.query.to(DEVICE), key_cache, value_cache, plan, spec)
+    backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), cache, plan)
+    out = backend.attend(step.query.to(DEVICE), cache, plan, spec)
     if DEVICE.type != "cpu":
-        step.key_cache.copy_(key_cache)
-        step.value_cache.copy_(value_cache)
+        for tensor, written in zip(step.cache.tensors, cache.tensors, strict=True):
+            tensor.copy_(written)
     return out.cpu()
+
+
+def on_device(cache: LayerCache) -> LayerCache:
+    return LayerCache(*(tensor.to(DEVICE) for tensor in cache.tensors))
 
 
 def check(backend: Backend, step: Step, spec: AttentionSpec) -> None:
     out = attend(backend, step, spec)
-    caches = step.key_cache, step.value_cache
-    expected = reference_attention(step.query, *caches, step.layout, spec)
+    expected = reference_attention(step.query, step.cache, step.layout, spec)
     assert not expected.isnan().any()
     assert out.dtype == step.query.dtype
     close(out.double(), expected, TOLERANCE[out.dtype])
@@ -232,7 +234,7 @@ def test_padding_rows_are_skipped_and_come_back_as_zero(backend: Backend) -> Non
         out = attend(backend, step, spec)
         close(out[:-5], attend(backend, plain, spec))
         assert (out[-5:] == 0).all()
-    assert torch.equal(step.key_cache.isnan(), plain.key_cache.isnan())
+    assert torch.equal(step.cache.key.isnan(), plain.cache.key.isnan())
 
 
 def test_memory_that_nobody_wrote_never_reaches_an_output(
@@ -255,7 +257,7 @@ def test_blocks_behind_two_billion_elements_are_found(backend: Backend) -> None:
     step = make_step(shape, [(1, 40), (5, 21)])
     far = step.layout.block_table + blocks - 20
     caches = []
-    for near in (step.key_cache, step.value_cache):
+    for near in step.cache.tensors:
         cache = torch.empty(blocks, *near.shape[1:], dtype=near.dtype)  # untouched, so not there
         cache[blocks - 20 : blocks - 20 + len(near)] = near
         caches.append(cache)
@@ -263,7 +265,7 @@ def test_blocks_behind_two_billion_elements_are_found(backend: Backend) -> None:
     layout = replace(step.layout, block_table=far, slot_mapping=slots)
     check(
         backend,
-        replace(step, key_cache=caches[0], value_cache=caches[1], layout=layout),
+        replace(step, cache=LayerCache(*caches), layout=layout),
         shape.spec(),
     )
 
@@ -301,11 +303,11 @@ def test_one_plan_serves_layers_of_different_windows_and_shapes(backend: Backend
     for shape in (Shape(), Shape(kv_heads=1, dim=24, value_dim=24), Shape()):
         for spec in (shape.spec(), shape.spec(window=5), shape.spec(softcap=1.0)):
             step = make_step(shape, MIXED)
-            caches = step.key_cache.to(DEVICE), step.value_cache.to(DEVICE)
-            backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), *caches, plan)
-            out = backend.attend(step.query.to(DEVICE), *caches, plan, spec).cpu()
-            stored = (cache.cpu() for cache in caches)
-            close(out.double(), reference_attention(step.query, *stored, step.layout, spec))
+            cache = on_device(step.cache)
+            backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), cache, plan)
+            out = backend.attend(step.query.to(DEVICE), cache, plan, spec).cpu()
+            stored = LayerCache(*(tensor.cpu() for tensor in cache.tensors))
+            close(out.double(), reference_attention(step.query, stored, step.layout, spec))
 
 
 def test_copying_blocks_reads_all_sources_before_it_writes(backend: Backend) -> None:

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ragcache_kernels.interface import AttentionBackend, AttentionSpec, StepLayout
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.triton.attention import LOG2E, attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import copy_blocks
 from ragcache_kernels.triton.configs import NARROW_ROWS, Config, choose
@@ -79,22 +79,20 @@ class TritonBackend(AttentionBackend[TritonPlan]):
         """Do the step's host work once; all layers share the result."""
         return TritonPlan(layout, device, self._planner)
 
-    def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TritonPlan
-    ) -> None:
+    def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, plan: TritonPlan) -> None:
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
         key, value = _dense(key), _dense(value)
         tokens, heads, dim = key.shape
         write_tokens[(tokens,)](
             key,
             value,
-            key_cache,
-            value_cache,
+            cache.key,
+            cache.value,
             plan.slots,
             *key.stride()[:2],
             *value.stride()[:2],
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
+            *cache.key.stride()[:3],
+            *cache.value.stride()[:3],
             HEADS=heads,
             PADDED_HEADS=triton.next_power_of_2(heads),
             DIM=dim,
@@ -105,22 +103,17 @@ class TritonBackend(AttentionBackend[TritonPlan]):
         )
 
     def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        plan: TritonPlan,
-        spec: AttentionSpec,
+        self, query: Tensor, cache: LayerCache, plan: TritonPlan, spec: AttentionSpec
     ) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
         tokens, heads, dim = query.shape
-        group, value_dim = heads // key_cache.shape[2], value_cache.shape[3]
+        group, value_dim = heads // cache.key.shape[2], cache.value.shape[3]
         widest = max(dim, value_dim)
         wide = choose(NARROW_ROWS + 1, widest)
         work = plan.tiles(spec.window, group, wide.bm)
         partials = query.new_empty(work.num_partials, heads, value_dim, dtype=torch.float32)
         lse = query.new_empty(work.num_partials, heads, dtype=torch.float32)
-        args = (_dense(query), key_cache, value_cache, plan, work, spec)
+        args = (_dense(query), cache, plan, work, spec)
         narrow = choose(max(NARROW_ROWS, group), widest)
         for tiles, config in ((work.narrow, narrow), (work.wide, wide)):
             if len(tiles):
@@ -154,18 +147,17 @@ def _launch(
     partials: Tensor,
     lse: Tensor,
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     plan: TritonPlan,
     work: DeviceTiles,
     spec: AttentionSpec,
 ) -> None:
-    kv_heads, dim = key_cache.shape[2:]
-    value_dim = value_cache.shape[3]
+    kv_heads, dim = cache.key.shape[2:]
+    value_dim = cache.value.shape[3]
     attend_tiles[(len(tiles) // 7, kv_heads)](
         query,
-        key_cache,
-        value_cache,
+        cache.key,
+        cache.value,
         plan.table,
         tiles,
         work.tokens,
@@ -173,8 +165,8 @@ def _launch(
         partials,
         lse,
         *query.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
+        *cache.key.stride()[:3],
+        *cache.value.stride()[:3],
         plan.table.stride(0),
         query.shape[1],
         spec.scale * LOG2E.value,
