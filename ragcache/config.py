@@ -44,6 +44,9 @@ class ServeSettings(BaseSettings):
     dtype: DtypeName = Field(
         "auto", description="of weights and KV; auto: bfloat16 where the hardware is fast at it"
     )
+    tensor_parallel_size: PositiveInt = Field(
+        1, description="ranks that share each layer's heads: one GPU each, or processes on a CPU"
+    )
     served_model_name: Annotated[list[str], NoDecode] = Field(
         [], description="name in the API; repeat for aliases; default: the model's name"
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from ragcache_kernels import best_backend, get_backend
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -17,12 +20,15 @@ from ragcache.engine.model import (
     eos_token_ids,
     find_model,
     fingerprint,
+    load_config,
     load_model,
 )
+from ragcache.engine.parallel import check_devices, check_split, smallest
 from ragcache.engine.pool import KVPool, bytes_per_block, pool_blocks
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
+from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.errors import ConfigError
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prompt.grammar import GrammarCompiler
@@ -42,17 +48,61 @@ def load_serving(settings: ServeSettings) -> Serving:
         ConfigError: naming the option that cannot be honoured.
     """
     source = find_model(settings.model)
-    device = choose_device(settings.device)
-    model = load_model(source, device, choose_dtype(settings.dtype, device))
-    runner, num_blocks = build_runner(model, settings)
-    log.info("loading the tokenizer of %s", source.name)
-    tokenizer = load_tokenizer(source.location)
-    served = _describe(model, source, settings, num_blocks)
-    log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
+    with ExitStack() as undo:
+        workers = start_workers(source, settings)
+        if workers is not None:
+            undo.callback(workers.close)
+        loaded = load_runner(settings, workers.meet if workers else lambda: None)
+        log.info("loading the tokenizer of %s", source.name)
+        tokenizer = load_tokenizer(source.location)
+        served = _describe(loaded.model, source, settings, loaded.num_blocks)
+        log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
+        undo.pop_all()
+    runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
     is_small = settings.model is None
     strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
-    client = start_engine(runner, num_blocks, settings)
+    client = start_engine(runner, loaded.num_blocks, settings)
+    if workers is not None:
+        workers.watch(client.engine.fail)
     return assemble(served, tokenizer, client, max_string_length=strings)
+
+
+def start_workers(source: ModelSource, settings: ServeSettings) -> Workers | None:
+    """The ranks above this process, if there are to be any; for rank 0.
+
+    Raises ConfigError when the model or the machine does not allow it.
+    """
+    ranks = settings.tensor_parallel_size
+    if ranks == 1:
+        return None
+    device = choose_device(settings.device)
+    check_devices(device, ranks)
+    check_split(load_config(source), ranks)
+    log.info("starting %d more ranks", ranks - 1)
+    return Workers(settings, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank's model, ready to run."""
+
+    model: PreTrainedModel
+    runner: ModelRunner
+    num_blocks: int
+
+
+def load_runner(settings: ServeSettings, meet: Callable[[], None]) -> Loaded:
+    """Load this rank's part of the model and its pool.
+
+    `meet` waits for the other ranks: from there on they run the same passes.
+    Raises ConfigError as `load_serving` does.
+    """
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    source = find_model(settings.model)
+    model = load_model(source, device, dtype, ranks=settings.tensor_parallel_size)
+    meet()
+    return Loaded(model, *build_runner(model, settings))
 
 
 def assemble(
@@ -80,10 +130,12 @@ def assemble(
 def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[ModelRunner, int]:
     """Switch a model to paged attention and give it a KV pool; also returns its blocks."""
     layers = prepare_model(model)
-    size = settings.block_size
+    size, ranks = settings.block_size, settings.tensor_parallel_size
     num_blocks = settings.kv_cache_blocks or pool_blocks(
-        bytes_per_block(layers, size, model.dtype), settings.kv_cache_memory, model.device
+        bytes_per_block(layers, size, model.dtype), settings.kv_cache_memory, model.device, ranks
     )
+    if ranks > 1:
+        num_blocks = smallest(num_blocks, model.device)
     try:
         pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
     except RuntimeError as error:

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "engine": SHARED | {"prefix", "kernels"},
     "serving": SHARED | {"prompt", "engine", "prefix"},
     "loading": SHARED | {"serving", "prompt", "engine", "prefix", "kernels"},
+    "worker": SHARED | {"loading", "engine"},
     "gateway": SHARED | {"serving"},
     "embedded": SHARED | {"gateway", "loading", "serving"},
     "integrations": set(),

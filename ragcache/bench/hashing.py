@@ -34,6 +34,9 @@ class HashRunner:
         rows = [self._context(layout, row) for row in batch.last_idx.tolist()]
         return torch.stack([self.logits(row) for row in rows]) if rows else torch.empty(0, 1)
 
+    def close(self) -> None:
+        """See `Runner`; there is nothing."""
+
     def logits(self, context: NDArray[np.int64]) -> Tensor:
         """Logits `[V]` after the token ids in `context`."""
         seed = zlib.crc32(context.astype(np.int64).tobytes())

@@ -68,6 +68,10 @@ class Engine:
         self._inbox.put(self._stop)
         self._thread.join()
 
+    def fail(self, reason: str) -> None:
+        """End the thread with an error, because its runner can run no more."""
+        self._inbox.put(partial(self._die, reason))
+
     def submit(self, request: Request) -> None:
         """Queue a request."""
         self._inbox.put(partial(self._answers.add, request))
@@ -105,6 +109,7 @@ class Engine:
         self.failure = error
         self._sink.fail(error)
         self._fail_replies(error)
+        self._runner.close()
 
     def _take_commands(self) -> None:
         if not self._scheduler.busy:
@@ -142,6 +147,10 @@ class Engine:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    @staticmethod
+    def _die(reason: str) -> None:
+        raise RuntimeError(reason)
 
     def _drop(self, owner: bytes, done: Future[int]) -> None:
         self._replies.discard(done)

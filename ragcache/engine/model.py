@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from ragcache.engine.gguf import unpack
 from ragcache.engine.support import check_config
@@ -83,17 +85,35 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
-def load_model(source: ModelSource, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the weights for inference.
+def load_config(source: ModelSource) -> PreTrainedConfig:
+    """The configuration of a model that may be supported.
+
+    Raises:
+        ConfigError: when it is not, or when transformers cannot read it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source.location)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot load {source.name}: {error}") from error
+    check_config(config)
+    return config
+
+
+def load_model(
+    source: ModelSource, device: torch.device, dtype: torch.dtype, ranks: int = 1
+) -> PreTrainedModel:
+    """Load the weights for inference; with several ranks, this one's share (see `parallel`).
 
     Raises:
         ConfigError: when transformers cannot load the model; the message is its own.
     """
+    config = load_config(source)
+    log.info("loading %s (%s) as %s on %s", source.name, config.model_type, dtype, device)
+    split = DistributedConfig(tp_size=ranks) if ranks > 1 else None
     try:
-        config = AutoConfig.from_pretrained(source.location)
-        check_config(config)
-        log.info("loading %s (%s) as %s on %s", source.name, config.model_type, dtype, device)
-        model = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.location, dtype=dtype, distributed_config=split
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot load {source.name}: {error}") from error
     return model.to(device).eval()
@@ -112,10 +132,12 @@ def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 def fingerprint(model: PreTrainedModel) -> str:
     """A digest of configuration, dtype and a sample of every weight, equal in every process.
 
-    KV of one model must never be taken for another's; the name alone does not tell.
+    KV of one model must never be taken for another's; the name alone does not tell. A model that
+    is split over ranks has a name of its own for each split: the shapes are those of one rank.
     """
     digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
-    for name, weight in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         sample = weight.detach().flatten()[:64].float().cpu().numpy().tobytes()
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode() + sample)
     return digest.hexdigest()

@@ -20,6 +20,9 @@ class Runner(Protocol):
     def run(self, batch: StepBatch) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`."""
 
+    def close(self) -> None:
+        """Give back what lives beyond this object; called once, after the last step."""
+
 
 class ModelRunner:
     """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
@@ -46,6 +49,9 @@ class ModelRunner:
                 logits_to_keep=batch.last_idx.to(self._device),
             )
         return output.logits[0]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """See `Runner`; there is nothing."""
 
 
 class _Step:

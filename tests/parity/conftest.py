@@ -268,3 +268,9 @@ def embedded() -> Pair:
 @pytest.fixture(scope="session")
 def tiny_model():
     return build
+
+
+@pytest.fixture(scope="session")
+def architectures() -> dict[str, dict]:
+    """The configuration of each tiny model."""
+    return ARCHITECTURES
