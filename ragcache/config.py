@@ -53,7 +53,8 @@ class ServeSettings(BaseSettings):
     block_size: PositiveInt = Field(16, description="tokens in a KV block")
     kv_cache_blocks: PositiveInt | None = Field(None, description="size of the KV pool in blocks")
     kv_cache_memory: ByteSize | None = Field(
-        None, description="size of the KV pool, such as 4GiB; default: a share of free memory"
+        None,
+        description="size of each rank's KV pool, such as 4GiB; default: a share of free memory",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="prompt and output tokens of one request; default: the model's"
