@@ -57,14 +57,16 @@ def load_serving(settings: ServeSettings) -> Serving:
         tokenizer = load_tokenizer(source.location)
         served = _describe(loaded.model, source, settings, loaded.num_blocks)
         log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
+        is_small = settings.model is None
+        strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
+        runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
+        client = start_engine(runner, loaded.num_blocks, settings)
+        undo.callback(client.engine.stop)
+        if workers is not None:
+            workers.watch(client.engine.fail)
+        serving = assemble(served, tokenizer, client, max_string_length=strings)
         undo.pop_all()
-    runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
-    is_small = settings.model is None
-    strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
-    client = start_engine(runner, loaded.num_blocks, settings)
-    if workers is not None:
-        workers.watch(client.engine.fail)
-    return assemble(served, tokenizer, client, max_string_length=strings)
+    return serving
 
 
 def start_workers(source: ModelSource, settings: ServeSettings) -> Workers | None:

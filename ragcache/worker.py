@@ -34,6 +34,8 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         _work(connection)
+    except EOFError:
+        return  # rank 0 is no more
     except RagcacheError as error:
         send(connection, f"failed: {error}")
         sys.exit(1)
@@ -53,11 +55,11 @@ def _end_with(connection: Connection) -> None:
 
 def _work(connection: Connection) -> None:
     start: Start = receive(connection)
-    settings = ServeSettings(**start.settings)
     logging.basicConfig(
-        level=settings.log_level.upper(),
+        level=start.log_level,
         format=f"%(asctime)s %(levelname)-7s rank {start.rank} %(name)s: %(message)s",
     )
+    settings = ServeSettings(**start.settings)
     disable_progress_bar()  # rank 0 shows one
     meet = partial(_meet, connection)
     meet()

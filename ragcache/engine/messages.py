@@ -14,10 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a worker: `store` is the file in which the ranks meet."""
+    """The first message to a worker.
+
+    `store` is the file in which the ranks meet; `log_level` as in `logging`.
+    """
 
     rank: int
     store: str
+    log_level: int
     settings: dict[str, Any]
 
 

@@ -93,11 +93,12 @@ class Workers:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragcache-")))
             self._workers = [Worker(rank) for rank in range(1, ranks)]
             stack.callback(self._end)
+            store = folder / "store"
+            level, options = log.getEffectiveLevel(), settings.model_dump()
             for worker in self._workers:
-                start = Start(worker.rank, str(folder / "store"), settings.model_dump())
-                send(worker.connection, start)
+                send(worker.connection, Start(worker.rank, str(store), level, options))
             self.meet()
-            stack.enter_context(joined(0, ranks, folder / "store", device))
+            stack.enter_context(joined(0, ranks, store, device))
             self._stack = stack.pop_all()
 
     def meet(self) -> None:

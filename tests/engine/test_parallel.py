@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from ragcache.config import ServeSettings
 from ragcache.embedded import EmbeddedGateway
+from ragcache.engine import pool
 from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.workers import Worker, Workers
 from ragcache.errors import ConfigError, EngineUnavailable, UnsupportedModel
@@ -151,6 +152,13 @@ def test_heads_that_cannot_be_shared_out_are_refused_at_once():
 def test_models_that_nobody_has_compared_are_refused():
     with pytest.raises(UnsupportedModel, match="tensor_parallel_size: model type gpt2 "):
         check_split(AutoConfig.for_model("gpt2"), 2)
+
+
+def test_ranks_without_gpus_share_the_hosts_memory(monkeypatch):
+    monkeypatch.setattr(pool, "_free_memory", lambda device: 10_000)
+    assert pool.pool_blocks(10, None, CPU) == 400
+    assert pool.pool_blocks(10, None, CPU, ranks=2) == 200
+    assert pool.pool_blocks(10, 5_000, CPU, ranks=2) == 500
 
 
 def test_a_rank_needs_a_gpu_of_its_own(monkeypatch):

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ragcache.config import ServeSettings
 from ragcache.engine.batch import StepBatch
-from ragcache.engine.parallel import joined
+from ragcache.engine.parallel import joined, smallest
 from ragcache.loading import load_runner
 
 BLOCK = 4
@@ -48,7 +48,9 @@ def main(rank: int, folder: Path) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     disable_progress_bar()
     prompt: list[int] = torch.load(folder / "prompt.pt").tolist()
-    with joined(rank, 2, folder / "store", torch.device("cpu")):
+    cpu = torch.device("cpu")
+    with joined(rank, 2, folder / "store", cpu):
+        assert smallest(9 - rank, cpu) == 8
         for model in sorted(folder.glob("*/")):
             settings = ServeSettings(
                 model=str(model),
