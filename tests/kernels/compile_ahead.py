@@ -28,6 +28,7 @@ FLOATS = {"scale": "fp32", "softcap": "fp32"}
 POINTERS = {
     "table_ptr": "*i32",
     "tiles_ptr": "*i32",
+    "count_ptr": "*i32",
     "tokens_ptr": "*i32",
     "positions_ptr": "*i32",
     "ends_ptr": "*i32",
@@ -39,7 +40,7 @@ POINTERS = {
     "lse_ptr": "*fp32",
     "partial_ptr": "*fp32",
 }
-NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "table_row", "count"}
+NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "count"}
 
 
 def compiled(
@@ -94,7 +95,7 @@ def _dump(option: str, path: str) -> str:
 def attention(arch: int, rows: int, dim: int, group: int, **options: bool) -> dict[str, int]:
     """The attention kernel in the configuration that the table has for it."""
     config = choose(rows, dim)
-    flags = {"SOFTCAP": False, "WINDOW": False, "UPCAST": False} | options
+    flags = {"SOFTCAP": False, "WINDOW": False, "PERSISTENT": False, "UPCAST": False} | options
     padded = max(16, triton.next_power_of_2(dim))
     return compiled(
         attend_tiles,
@@ -119,6 +120,12 @@ def main() -> None:
     for dim, group in ((64, 3), (80, 1), (128, 4), (128, 8), (256, 2)):
         found[f"narrow {dim}/{group}"] = attention(arch, NARROW_ROWS, dim, group)
         found[f"wide {dim}/{group}"] = attention(arch, NARROW_ROWS + 1, dim, group)
+        found[f"narrow {dim}/{group} persistent"] = attention(
+            arch, NARROW_ROWS, dim, group, PERSISTENT=True
+        )
+        found[f"wide {dim}/{group} persistent"] = attention(
+            arch, NARROW_ROWS + 1, dim, group, PERSISTENT=True
+        )
     wide = NARROW_ROWS + 1
     found["wide 256/2 capped window"] = attention(arch, wide, 256, 2, SOFTCAP=True, WINDOW=True)
     found["wide 128/48"] = attention(arch, wide, 128, 48)

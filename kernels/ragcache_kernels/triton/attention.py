@@ -86,13 +86,14 @@ def _fold(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["table_row", "window"])
+@triton.jit(do_not_specialize=["window"])
 def attend_tiles(
     q_ptr,
     k_ptr,
     v_ptr,
     table_ptr,
     tiles_ptr,
+    count_ptr,
     tokens_ptr,
     positions_ptr,
     out_ptr,
@@ -105,7 +106,6 @@ def attend_tiles(
     v_block,
     v_slot,
     v_head,
-    table_row,
     heads,
     scale,
     softcap,
@@ -120,68 +120,77 @@ def attend_tiles(
     BN: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    PERSISTENT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Program (i, h): tile i (see `tiles.Tiles`) for KV head h.
+    """Program (i, h): tile i (see `tiles.Tiles`) for KV head h; in place of a tile's sequence
+    stands where its row of the block table begins.
 
-    Partial p and query head: `out[p, head]` float32, normalised, and `lse[p, head]` in log2 units,
-    -inf where a query sees no key of the tile.
+    If `PERSISTENT`, there are `count[0]` tiles, shared out among however many programs: so the
+    number of tiles may change where the launch is recorded. Partial p and query head:
+    `out[p, head]` float32, normalised, and `lse[p, head]` in log2 units, -inf where a query sees
+    no key of the tile.
     """
-    tile = tiles_ptr + tl.program_id(0).to(tl.int64) * 7
     head = tl.program_id(1).to(tl.int64)
-    first_token = tl.load(tile)
-    queries = tl.load(tile + 1)
-    sequence = tl.load(tile + 2).to(tl.int64)
-    start = tl.load(tile + 3)
-    stop = tl.load(tile + 4)
-    all_see = tl.load(tile + 5)
-    base = tl.load(tile + 6).to(tl.int64)
-
-    rows = tl.arange(0, BM)
-    query = rows // GROUP
-    valid = query < queries
-    token = tl.load(tokens_ptr + first_token + query, mask=valid, other=0).to(tl.int64)
-    position = tl.load(positions_ptr + token, mask=valid, other=0)
-    query_head = head * GROUP + rows % GROUP
-
-    dims = tl.arange(0, PADDED_DIM)
-    q = tl.load(
-        q_ptr + (token * q_token + query_head * q_head)[:, None] + dims[None, :],
-        mask=valid[:, None] & (dims < DIM)[None, :],
-        other=0.0,
-    )
-    if UPCAST:
-        q = q.to(tl.float32)
-    acc = tl.zeros([BM, PADDED_VALUE_DIM], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-
     k_ptr += head * k_head
     v_ptr += head * v_head
-    table_ptr += sequence * table_row
-    # Whole steps of keys that all queries see need no look at the positions.
-    whole = start + tl.maximum(all_see - start, 0) // BN * BN
-    acc, top, total = _fold(
-        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, start, whole,
-        k_block, k_slot, v_block, v_slot, scale, softcap, window,
-        DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, False, UPCAST,
-    )  # fmt: skip
-    acc, top, total = _fold(
-        acc, top, total, q, position, k_ptr, v_ptr, table_ptr, whole, stop,
-        k_block, k_slot, v_block, v_slot, scale, softcap, window,
-        DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, True, UPCAST,
-    )  # fmt: skip
-
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    lse = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-    at = (base + query) * heads + query_head
+    rows = tl.arange(0, BM)
+    query = rows // GROUP
+    query_head = head * GROUP + rows % GROUP
+    dims = tl.arange(0, PADDED_DIM)
     value_dims = tl.arange(0, PADDED_VALUE_DIM)
-    tl.store(lse_ptr + at, lse, mask=valid)
-    tl.store(
-        out_ptr + at[:, None] * VALUE_DIM + value_dims[None, :],
-        acc,
-        mask=valid[:, None] & (value_dims < VALUE_DIM)[None, :],
-    )
+
+    first = tl.program_id(0)
+    for i in range(
+        first,
+        tl.load(count_ptr) if PERSISTENT else first + 1,
+        tl.num_programs(0) if PERSISTENT else 1,
+    ):
+        tile = tiles_ptr + i.to(tl.int64) * 7
+        first_token = tl.load(tile)
+        queries = tl.load(tile + 1)
+        row_ptr = table_ptr + tl.load(tile + 2)
+        start = tl.load(tile + 3)
+        stop = tl.load(tile + 4)
+        all_see = tl.load(tile + 5)
+        base = tl.load(tile + 6).to(tl.int64)
+
+        valid = query < queries
+        token = tl.load(tokens_ptr + first_token + query, mask=valid, other=0).to(tl.int64)
+        position = tl.load(positions_ptr + token, mask=valid, other=0)
+        q = tl.load(
+            q_ptr + (token * q_token + query_head * q_head)[:, None] + dims[None, :],
+            mask=valid[:, None] & (dims < DIM)[None, :],
+            other=0.0,
+        )
+        if UPCAST:
+            q = q.to(tl.float32)
+        acc = tl.zeros([BM, PADDED_VALUE_DIM], tl.float32)
+        top = tl.full([BM], float("-inf"), tl.float32)
+        total = tl.zeros([BM], tl.float32)
+
+        # Whole steps of keys that all queries see need no look at the positions.
+        whole = start + tl.maximum(all_see - start, 0) // BN * BN
+        acc, top, total = _fold(
+            acc, top, total, q, position, k_ptr, v_ptr, row_ptr, start, whole,
+            k_block, k_slot, v_block, v_slot, scale, softcap, window,
+            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, False, UPCAST,
+        )  # fmt: skip
+        acc, top, total = _fold(
+            acc, top, total, q, position, k_ptr, v_ptr, row_ptr, whole, stop,
+            k_block, k_slot, v_block, v_slot, scale, softcap, window,
+            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, True, UPCAST,
+        )  # fmt: skip
+
+        acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        lse = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+        at = (base + query) * heads + query_head
+        tl.store(lse_ptr + at, lse, mask=valid)
+        tl.store(
+            out_ptr + at[:, None] * VALUE_DIM + value_dims[None, :],
+            acc,
+            mask=valid[:, None] & (value_dims < VALUE_DIM)[None, :],
+        )
 
 
 @triton.jit
