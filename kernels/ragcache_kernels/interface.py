@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,13 @@ class LayerCache:
         return [tensor for tensor in every if tensor is not None]
 
 
+class FixedPlan(Protocol):
+    """A plan whose tensors stay where they are, so that launches that read it can be recorded."""
+
+    def update(self, layout: StepLayout) -> bool:
+        """Make it the plan of `layout`; False, and no change, where that does not fit."""
+
+
 PlanT = TypeVar("PlanT")
 
 
@@ -84,3 +91,16 @@ class AttentionBackend(ABC, Generic[PlanT]):
     @abstractmethod
     def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block src to block dst in every cache; all sources are read before any write."""
+
+    def fixed_plan(
+        self, tokens: int, max_kv_len: int, block_size: int, device: torch.device
+    ) -> FixedPlan | None:
+        """A plan whose tensors stay in place, where launches can be recorded; else None.
+
+        It is for steps of up to `tokens` decodes over up to `max_kv_len` tokens each. Layers of
+        every kind must have run before.
+        """
+        return None
+
+    def prepare(self, layout: StepLayout) -> None:
+        """Plan a step that may come next, so that less is left to do if it does."""

@@ -18,7 +18,7 @@ from typing import Any
 import triton
 from ragcache_kernels.triton.attention import attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import CHUNK, move_blocks
-from ragcache_kernels.triton.configs import NARROW_ROWS, choose
+from ragcache_kernels.triton.configs import Case, Phase, choose
 from ragcache_kernels.triton.write import write_tokens
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -33,7 +33,7 @@ POINTERS = {
     "positions_ptr": "*i32",
     "ends_ptr": "*i32",
     "order_ptr": "*i32",
-    "slots_ptr": "*i64",
+    "slots_ptr": "*i32",
     "caches_ptr": "*i64",
     "ids_ptr": "*i64",
     "staging_ptr": "*i64",
@@ -92,9 +92,9 @@ def _dump(option: str, path: str) -> str:
     ).stdout
 
 
-def attention(arch: int, rows: int, dim: int, group: int, **options: bool) -> dict[str, int]:
+def attention(arch: int, phase: Phase, dim: int, group: int, **options: bool) -> dict[str, int]:
     """The attention kernel in the configuration that the table has for it."""
-    config = choose(rows, dim)
+    config = choose(Case(arch, dim, group, "torch.bfloat16", phase))
     flags = {"SOFTCAP": False, "WINDOW": False, "PERSISTENT": False, "UPCAST": False} | options
     padded = max(16, triton.next_power_of_2(dim))
     return compiled(
@@ -117,18 +117,20 @@ def main() -> None:
     """All kernels for the architecture that is named."""
     arch = int(sys.argv[1])
     found = {}
-    for dim, group in ((64, 3), (80, 1), (128, 4), (128, 8), (256, 2)):
-        found[f"narrow {dim}/{group}"] = attention(arch, NARROW_ROWS, dim, group)
-        found[f"wide {dim}/{group}"] = attention(arch, NARROW_ROWS + 1, dim, group)
-        found[f"narrow {dim}/{group} persistent"] = attention(
-            arch, NARROW_ROWS, dim, group, PERSISTENT=True
+    for dim, group in ((64, 3), (80, 1), (128, 4), (128, 8), (128, 16), (256, 2)):
+        name = f"{dim}/{group}"
+        found[f"narrow {name}"] = attention(arch, Phase.NARROW, dim, group)
+        found[f"narrow {name} recorded"] = attention(
+            arch, Phase.NARROW, dim, group, PERSISTENT=True
         )
-        found[f"wide {dim}/{group} persistent"] = attention(
-            arch, NARROW_ROWS + 1, dim, group, PERSISTENT=True
+        found[f"wide {name}"] = attention(arch, Phase.WIDE, dim, group)
+        found[f"wide {name} recorded"] = attention(
+            arch, Phase.WIDE_RECORDED, dim, group, PERSISTENT=True
         )
-    wide = NARROW_ROWS + 1
-    found["wide 256/2 capped window"] = attention(arch, wide, 256, 2, SOFTCAP=True, WINDOW=True)
-    found["wide 128/48"] = attention(arch, wide, 128, 48)
+    for recorded, phase in ((False, Phase.WIDE), (True, Phase.WIDE_RECORDED)):
+        capped = {"SOFTCAP": True, "WINDOW": True, "PERSISTENT": recorded}
+        found[f"wide 256/2 capped {phase}"] = attention(arch, phase, 256, 2, **capped)
+        found[f"wide 128/48 {phase}"] = attention(arch, phase, 128, 48, PERSISTENT=recorded)
     sizes: dict[str, Any] = {"VALUE_DIM": 128, "PADDED_VALUE_DIM": 128}
     plain = {"num_warps": 4, "num_stages": 3}
     found["merge"] = compiled(merge_partials, arch, plain, BH=8, SINKS=True, **sizes)

@@ -55,5 +55,5 @@ def test_keys_and_values_are_loaded_16_bytes_at_a_time_and_ahead(
 ) -> None:
     _, found = compiled
     attention = {name: used for name, used in found.items() if name.startswith(("narrow", "wide"))}
-    assert len(attention) == 12
+    assert len(attention) == 28
     assert {name for name, used in attention.items() if used["wide_loads"] < 16} == set()

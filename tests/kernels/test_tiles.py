@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragcache_kernels import StepLayout
 from ragcache_kernels import planner as planner_module
+from ragcache_kernels.triton import growth as growth_module
 from ragcache_kernels.triton import tiles as tiles_module
-from ragcache_kernels.triton.tiles import TilePlanner, Tiles, plan_tiles
+from ragcache_kernels.triton.growth import TilePlanner
+from ragcache_kernels.triton.tiles import Tiles, plan_tiles
 from step_layouts import Pair, expected_pairs, layout_of, layouts, slot
 
 SHARED, OWN, BATCH, BLOCK = 8192, 256, 64, 16
@@ -96,15 +98,52 @@ def test_a_chunk_over_a_long_context_needs_bounded_scratch() -> None:
     assert len(tiles.order) == tiles_module.WIDE_PARTS * 512
 
 
-def test_a_batch_that_decodes_on_is_not_planned_anew() -> None:
+@given(
+    layout=layouts(),
+    window=st.none() | st.integers(1, 45),
+    padding=st.integers(0, 2),
+    split=st.integers(1, 9),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_batch_that_decodes_on_is_covered_as_if_planned_anew(
+    layout: StepLayout, window: int | None, padding: int, split: int
+) -> None:
+    size, count = layout.block_size, len(layout.kv_len)
+    room = torch.arange(20_000, 20_000 + 99 * count, dtype=torch.int32).view(count, 99)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner_module, "MIN_SHARED_KEYS", 3)
+        for module in (tiles_module, growth_module):
+            patched.setattr(module, "NARROW_SPLIT", split)
+        planner, before = TilePlanner(), layout.kv_len
+        for step in range(8):
+            table = torch.nn.functional.pad(layout.block_table, (0, 8))
+            width = int((before + step + size - 1).max()) // size
+            unused = torch.arange(table.shape[1]) >= -(-before // size)[:, None]
+            table = torch.where(unused, room[:, : table.shape[1]], table)[:, :width]
+            decode = StepLayout(
+                cu_q=torch.arange(count + 1, dtype=torch.int32),
+                kv_len=before + step,
+                block_table=table,
+                slot_mapping=torch.zeros(count + padding, dtype=torch.int64),
+                block_size=size,
+            )
+            tiles = planner.plan(decode, window, 2, 4)
+            assert pairs_of(decode, tiles, window) == expected_pairs(decode, window)
+            assert all(tiles.ends[count:] == len(tiles.order))
+            assert sorted(tiles.order.tolist()) == list(range(len(tiles.order)))
+            for first, queries, *_, base in [*tiles.narrow, *tiles.wide]:
+                for i, token in enumerate(tiles.tokens[first : first + queries].tolist()):
+                    assert int(base) + i in partials_of(tiles, token)
+
+
+@pytest.mark.parametrize("window", [None, SHARED + 100])
+def test_a_batch_that_decodes_on_is_not_planned_anew(window: int | None) -> None:
     planner = TilePlanner()
     first = SHARED + OWN - 40
-    planner.plan(decoding(first), None, 4, 32)
-    with patch.object(tiles_module, "plan_tiles", side_effect=AssertionError):
-        for length in range(first + 1, SHARED + OWN + 1):
-            layout = decoding(length)
-            grown = planner.plan(layout, None, 4, 32)
-            assert_same(grown, plan_tiles(layout, None, 4, 32))
+    planner.plan(decoding(first), window, 4, 32)
+    with patch.object(growth_module, "plan_tiles", side_effect=AssertionError):
+        for length in range(first, SHARED + OWN + 300):  # a tile becomes full on the way
+            planner.plan(decoding(length), window, 4, 32)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def attend_tiles(
         tl.load(count_ptr) if PERSISTENT else first + 1,
         tl.num_programs(0) if PERSISTENT else 1,
     ):
-        tile = tiles_ptr + i.to(tl.int64) * 7
+        tile = tiles_ptr + i * 7
         first_token = tl.load(tile)
         queries = tl.load(tile + 1)
         row_ptr = table_ptr + tl.load(tile + 2)

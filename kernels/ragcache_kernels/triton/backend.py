@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,59 +13,37 @@ from torch import Tensor
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.triton.attention import LOG2E, attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import copy_blocks
-from ragcache_kernels.triton.configs import NARROW_ROWS, Config, choose
-from ragcache_kernels.triton.tiles import TilePlanner, Tiles
+from ragcache_kernels.triton.configs import Case, Config, Phase, choose
+from ragcache_kernels.triton.growth import TilePlanner
+from ragcache_kernels.triton.plan import DeviceTiles, Kind, TritonFixedPlan, TritonPlan
+from ragcache_kernels.triton.tiles import TILE_FIELDS
 from ragcache_kernels.triton.write import write_tokens
 
 _MERGE_HEADS = 8  # query heads of a program that merges
+_PER_PROCESSOR = 3  # programs of narrow tiles that fit on a multiprocessor at once
 
 
-class DeviceTiles:
-    """The tiles of a step on the device, where they arrive in one copy.
+class Gpu(NamedTuple):
+    """What the launches depend on; in the interpreter there is one small processor."""
 
-    Each array starts at a multiple of 16 bytes: kernels are compiled anew for other alignments.
-    """
+    arch: int  # 90 is sm_90
+    processors: int
 
-    def __init__(self, tiles: Tiles, device: torch.device) -> None:
-        parts = [tiles.narrow, tiles.wide, tiles.tokens, tiles.positions, tiles.ends, tiles.order]
-        aligned = [part.size + -part.size % 4 for part in parts]
-        packed = torch.empty(sum(aligned), dtype=torch.int32, pin_memory=device.type == "cuda")
-        for place, part in zip(packed.split(aligned), parts, strict=True):  # type: ignore[no-untyped-call]
-            place[: part.size] = torch.from_numpy(part.ravel())
-        on_device = packed.to(device, non_blocking=True)
-        self.narrow, self.wide, self.tokens, self.positions, self.ends, self.order = (
-            place[: part.size]
-            for place, part in zip(on_device.split(aligned), parts, strict=True)  # type: ignore[no-untyped-call]
-        )
-        self.num_partials = len(tiles.order)
+    @classmethod
+    @cache
+    def of(cls, device: torch.device) -> Gpu:
+        """The properties of a device."""
+        if device.type != "cuda":
+            return cls(0, 1)
+        found = torch.cuda.get_device_properties(device)
+        return cls(10 * found.major + found.minor, found.multi_processor_count)
 
-
-class TritonPlan:
-    """A step's block table and slots on the device; its tiles by window and shape of layer."""
-
-    def __init__(self, layout: StepLayout, device: torch.device, planner: TilePlanner) -> None:
-        self.slots = layout.slot_mapping.to(device)
-        self.table = layout.block_table.contiguous().to(device)
-        self.block_size = layout.block_size
-        self._layout = layout
-        self._device = device
-        self._planner = planner
-        self._tiles: dict[tuple[int | None, int, int], DeviceTiles] = {}
-
-    def tiles(self, window: int | None, group: int, wide_rows: int) -> DeviceTiles:
-        """The work of layers with `group` query heads per KV head."""
-        if window is not None and window >= int(self._layout.kv_len.max()):
-            window = None
-        key = window, group, wide_rows
-        if key not in self._tiles:
-            queries = (max(1, rows // group) for rows in (NARROW_ROWS, wide_rows))
-            self._tiles[key] = DeviceTiles(
-                self._planner.plan(self._layout, window, *queries), self._device
-            )
-        return self._tiles[key]
+    def programs(self, kv_heads: int) -> int:
+        """Programs for each KV head that together fill the device."""
+        return max(1, _PER_PROCESSOR * self.processors // kv_heads)
 
 
-class TritonBackend(AttentionBackend[TritonPlan]):
+class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
     """Tiles of queries and keys, merged by log-sum-exp.
 
     On a CPU it runs in Triton's interpreter, for tests: where `TRITON_INTERPRET=1` was set before
@@ -74,12 +54,28 @@ class TritonBackend(AttentionBackend[TritonPlan]):
 
     def __init__(self) -> None:
         self._planner = TilePlanner()
+        self._kinds: dict[Kind, None] = {}  # of the layers met so far, in order
 
     def plan(self, layout: StepLayout, device: torch.device) -> TritonPlan:
         """Do the step's host work once; all layers share the result."""
-        return TritonPlan(layout, device, self._planner)
+        return TritonPlan(layout, device, self._planner, self._kinds)
 
-    def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, plan: TritonPlan) -> None:
+    def fixed_plan(
+        self, tokens: int, max_kv_len: int, block_size: int, device: torch.device
+    ) -> TritonFixedPlan:
+        """A plan for decodes that stays in place; layers of every kind must have run before."""
+        return TritonFixedPlan(
+            tokens, max_kv_len, block_size, device, self._planner, tuple(self._kinds)
+        )
+
+    def prepare(self, layout: StepLayout) -> None:
+        """Plan a step that may come next, so that less is left to do if it does."""
+        for kind in self._kinds:
+            self._planner.plan(layout, *kind)
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, cache: LayerCache, plan: TritonPlan | TritonFixedPlan
+    ) -> None:
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
         key, value = _dense(key), _dense(value)
         tokens, heads, dim = key.shape
@@ -103,21 +99,31 @@ class TritonBackend(AttentionBackend[TritonPlan]):
         )
 
     def attend(
-        self, query: Tensor, cache: LayerCache, plan: TritonPlan, spec: AttentionSpec
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        plan: TritonPlan | TritonFixedPlan,
+        spec: AttentionSpec,
     ) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
         tokens, heads, dim = query.shape
         group, value_dim = heads // cache.key.shape[2], cache.value.shape[3]
-        widest = max(dim, value_dim)
-        wide = choose(NARROW_ROWS + 1, widest)
-        work = plan.tiles(spec.window, group, wide.bm)
+        gpu = Gpu.of(query.device)
+        case = Case(gpu.arch, max(dim, value_dim), group, str(cache.key.dtype), Phase.NARROW)
+        wide = Phase.WIDE_RECORDED if plan.recorded else Phase.WIDE
+        configs = choose(case), choose(case._replace(phase=wide))
+        kind = Kind(spec.window, *(max(1, config.bm // group) for config in configs))
+        self._kinds[kind] = None
+        work = plan.tiles(kind)
         partials = query.new_empty(work.num_partials, heads, value_dim, dtype=torch.float32)
         lse = query.new_empty(work.num_partials, heads, dtype=torch.float32)
-        args = (_dense(query), cache, plan, work, spec)
-        narrow = choose(max(NARROW_ROWS, group), widest)
-        for tiles, config in ((work.narrow, narrow), (work.wide, wide)):
-            if len(tiles):
-                _launch(tiles, config, group, partials, lse, *args)
+        launches = (work.narrow, work.num_narrow), (work.wide, work.num_wide)
+        for (tiles, count), config in zip(launches, configs, strict=True):
+            kv_heads = cache.key.shape[2]
+            programs = gpu.programs(kv_heads) if plan.recorded else len(tiles) // TILE_FIELDS
+            if programs:
+                args = (_dense(query), cache, plan, work, spec)
+                _launch((programs, kv_heads), tiles, count, config, group, partials, lse, *args)
         out = query.new_empty(tokens, heads, value_dim)
         merged = min(_MERGE_HEADS, triton.next_power_of_2(heads))
         merge_partials[(tokens, triton.cdiv(heads, merged))](
@@ -141,25 +147,27 @@ class TritonBackend(AttentionBackend[TritonPlan]):
 
 
 def _launch(
+    grid: tuple[int, int],
     tiles: Tensor,
+    count: Tensor,
     config: Config,
     group: int,
     partials: Tensor,
     lse: Tensor,
     query: Tensor,
     cache: LayerCache,
-    plan: TritonPlan,
+    plan: TritonPlan | TritonFixedPlan,
     work: DeviceTiles,
     spec: AttentionSpec,
 ) -> None:
-    kv_heads, dim = cache.key.shape[2:]
-    value_dim = cache.value.shape[3]
-    attend_tiles[(len(tiles) // 7, kv_heads)](
+    dim, value_dim = cache.key.shape[3], cache.value.shape[3]
+    attend_tiles[grid](
         query,
         cache.key,
         cache.value,
         plan.table,
         tiles,
+        count,
         work.tokens,
         work.positions,
         partials,
@@ -167,7 +175,6 @@ def _launch(
         *query.stride()[:2],
         *cache.key.stride()[:3],
         *cache.value.stride()[:3],
-        plan.table.stride(0),
         query.shape[1],
         spec.scale * LOG2E.value,
         (spec.softcap or 0.0) * LOG2E.value,
@@ -182,6 +189,7 @@ def _launch(
         BN=config.bn,
         SOFTCAP=spec.softcap is not None,
         WINDOW=spec.window is not None,
+        PERSISTENT=plan.recorded,
         UPCAST=_INTERPRETED and query.dtype is torch.bfloat16,
         **config.options,
     )

@@ -1,8 +1,19 @@
-"""How the attention kernel is cut and launched: a table, so that nothing is tuned while serving."""
+"""How the attention kernel is cut and launched: a table, so that nothing is tuned while serving.
+
+What `python -m ragcache_kernels.triton.tune` measured on a GPU stands in `tuned.json`; where that
+has no entry, tables by head dim apply, which keep every kernel free of spills on sm_80 and sm_90.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+TUNED = Path(__file__).with_name("tuned.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +35,29 @@ class Config:
         }
 
 
+class Phase(StrEnum):
+    """What kind of launch it is."""
+
+    NARROW = "narrow"  # tiles with few rows, of decodes
+    WIDE = "wide"  # tiles with many rows, of chunks and shared prefixes
+    WIDE_RECORDED = "wide recorded"  # the same, by a fixed number of programs
+
+
+class Case(NamedTuple):
+    """What a configuration is for; `arch` is 90 for sm_90, `dtype` that of the cache."""
+
+    arch: int
+    dim: int
+    group: int
+    dtype: str
+    phase: Phase
+
+
 NARROW_ROWS = 16  # the least that a matrix instruction takes
 WIDEST = 256  # elements of a head
 
-# By head dim, the first that is large enough: no spills on sm_80 and sm_90, and three stages where
-# shared memory allows, since the address of a key depends on a loaded block id.
+# By head dim, the first that is large enough. Three stages where shared memory allows, since the
+# address of a key depends on a loaded block id.
 _NARROW = {
     128: Config(NARROW_ROWS, 64, 4, 3),
     WIDEST: Config(NARROW_ROWS, 32, 8, 3),
@@ -37,12 +66,30 @@ _WIDE = {
     128: Config(128, 64, 8, 3),
     WIDEST: Config(64, 32, 8, 2),
 }
+# Sharing tiles out takes some forty registers more, which sm_80 does not have.
+_WIDE_RECORDED_AMPERE = _WIDE | {128: Config(128, 32, 8, 3)}
 
 
-def choose(rows: int, dim: int) -> Config:
-    """The configuration for tiles of at most `rows` rows; raises ValueError above `WIDEST`."""
-    table = _NARROW if rows <= NARROW_ROWS else _WIDE
+def choose(case: Case) -> Config:
+    """The configuration for a case; raises ValueError for heads wider than `WIDEST`."""
+    return _tuned().get(case) or default(case)
+
+
+def default(case: Case) -> Config:
+    """The configuration where nothing has been tuned; raises ValueError as `choose` does."""
+    table = _NARROW
+    if case.phase is not Phase.NARROW:
+        recorded = case.phase is Phase.WIDE_RECORDED
+        table = _WIDE_RECORDED_AMPERE if recorded and case.arch < 90 else _WIDE
     for limit, config in table.items():
-        if dim <= limit:
+        if case.dim <= limit:
             return config
-    raise ValueError(f"head dim {dim}: the GPU kernels take up to {WIDEST}")
+    raise ValueError(f"head dim {case.dim}: the GPU kernels take up to {WIDEST}")
+
+
+@cache
+def _tuned() -> dict[Case, Config]:
+    return {
+        Case(**row["case"] | {"phase": Phase(row["case"]["phase"])}): Config(**row["config"])
+        for row in json.loads(TUNED.read_text())
+    }

@@ -7,7 +7,7 @@ as long as it shares no run of blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ragcache_kernels.planner import shared_runs
 
 Ints = NDArray[np.int32]
 
+TILE_FIELDS = 7
 NARROW_SPLIT = 512  # keys of a tile with few rows: many of them must fill the device
 WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory
 WIDE_PARTS = 8  # most partial results of a query in a chunk; beyond that, tiles get longer
@@ -38,50 +39,6 @@ class Tiles:
     positions: Ints  # [T], of each token
     ends: Ints  # [T + 1]
     order: Ints  # [P]
-
-
-class TilePlanner:
-    """Plans steps, from the one before where that only grew: a batch that decodes on."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int | None, int, int], tuple[StepLayout, Tiles]] = {}
-
-    def plan(
-        self, layout: StepLayout, window: int | None, narrow_queries: int, wide_queries: int
-    ) -> Tiles:
-        """What `plan_tiles` gives, or as good."""
-        key = window, narrow_queries, wide_queries
-        tiles = None
-        if window is None and key in self._last:
-            tiles = _grown(*self._last[key], layout)
-        tiles = tiles or plan_tiles(layout, *key)
-        self._last[key] = layout, tiles
-        return tiles
-
-
-def _grown(before: StepLayout, tiles: Tiles, layout: StepLayout) -> Tiles | None:
-    """The tiles of a step that adds a key to each sequence of the one before; else None.
-
-    Blocks that sequences have come to share since are read once for each of them.
-    """
-    cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
-    if layout.block_size != before.block_size or len(cu_q) - 1 != len(layout.slot_mapping):
-        return None  # not all of them are single queries
-    old = before.kv_len.numpy()
-    if not np.array_equal(cu_q, before.cu_q.numpy()) or not np.array_equal(kv_len, old + 1):
-        return None
-    table, known = layout.block_table.numpy(), before.block_table.numpy()
-    if table.shape[1] < known.shape[1]:
-        return None
-    used = np.arange(known.shape[1]) < -(-old // layout.block_size)[:, None]
-    if ((table[:, : known.shape[1]] != known) & used).any():
-        return None
-    last = np.flatnonzero(tiles.narrow[:, 4] == old[tiles.narrow[:, 2]])
-    if len(last) != len(old) or (old % NARROW_SPLIT == 0).any():
-        return None  # a tile is full
-    narrow = tiles.narrow.copy()
-    narrow[last, 4:6] += 1
-    return replace(tiles, narrow=narrow, positions=tiles.positions + 1)
 
 
 def plan_tiles(

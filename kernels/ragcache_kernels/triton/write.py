@@ -33,7 +33,7 @@ def write_tokens(
 ):
     """Program t: all heads of token t; a slot of -1 is padding."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot < 0:
         return
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
