@@ -121,7 +121,7 @@ def main() -> None:
         name = f"{dim}/{group}"
         found[f"narrow {name}"] = attention(arch, Phase.NARROW, dim, group)
         found[f"narrow {name} recorded"] = attention(
-            arch, Phase.NARROW, dim, group, PERSISTENT=True
+            arch, Phase.NARROW_RECORDED, dim, group, PERSISTENT=True
         )
         found[f"wide {name}"] = attention(arch, Phase.WIDE, dim, group)
         found[f"wide {name} recorded"] = attention(

@@ -109,9 +109,11 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
         tokens, heads, dim = query.shape
         group, value_dim = heads // cache.key.shape[2], cache.value.shape[3]
         gpu = Gpu.of(query.device)
-        case = Case(gpu.arch, max(dim, value_dim), group, str(cache.key.dtype), Phase.NARROW)
-        wide = Phase.WIDE_RECORDED if plan.recorded else Phase.WIDE
-        configs = choose(case), choose(case._replace(phase=wide))
+        phases = (Phase.NARROW, Phase.WIDE)
+        if plan.recorded:
+            phases = (Phase.NARROW_RECORDED, Phase.WIDE_RECORDED)
+        case = gpu.arch, max(dim, value_dim), group, str(cache.key.dtype)
+        configs = [choose(Case(*case, phase)) for phase in phases]
         kind = Kind(spec.window, *(max(1, config.bm // group) for config in configs))
         self._kinds[kind] = None
         work = plan.tiles(kind)

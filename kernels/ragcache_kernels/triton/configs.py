@@ -40,7 +40,9 @@ class Phase(StrEnum):
 
     NARROW = "narrow"  # tiles with few rows, of decodes
     WIDE = "wide"  # tiles with many rows, of chunks and shared prefixes
-    WIDE_RECORDED = "wide recorded"  # the same, by a fixed number of programs
+    # The same, shared out among a fixed number of programs.
+    NARROW_RECORDED = "narrow recorded"
+    WIDE_RECORDED = "wide recorded"
 
 
 class Case(NamedTuple):
@@ -67,7 +69,10 @@ _WIDE = {
     WIDEST: Config(64, 32, 8, 2),
 }
 # Sharing tiles out takes some forty registers more, which sm_80 does not have.
-_WIDE_RECORDED_AMPERE = _WIDE | {128: Config(128, 32, 8, 3)}
+_RECORDED_AMPERE = {
+    Phase.NARROW_RECORDED: _NARROW | {128: Config(NARROW_ROWS, 32, 4, 3)},
+    Phase.WIDE_RECORDED: {64: Config(128, 64, 8, 3)} | _WIDE | {128: Config(128, 32, 8, 3)},
+}
 
 
 def choose(case: Case) -> Config:
@@ -77,10 +82,9 @@ def choose(case: Case) -> Config:
 
 def default(case: Case) -> Config:
     """The configuration where nothing has been tuned; raises ValueError as `choose` does."""
-    table = _NARROW
-    if case.phase is not Phase.NARROW:
-        recorded = case.phase is Phase.WIDE_RECORDED
-        table = _WIDE_RECORDED_AMPERE if recorded and case.arch < 90 else _WIDE
+    table = _NARROW if case.phase in (Phase.NARROW, Phase.NARROW_RECORDED) else _WIDE
+    if case.arch < 90:
+        table = _RECORDED_AMPERE.get(case.phase, table)
     for limit, config in table.items():
         if case.dim <= limit:
             return config
