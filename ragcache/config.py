@@ -73,6 +73,7 @@ class ServeSettings(BaseSettings):
         description="characters of a JSON string whose schema sets no limit, in tool calls and "
         "structured output; default: 200 for the embedded model, which repeats itself, else none",
     )
+    cuda_graphs: bool = Field(True, description="on a GPU, record and replay decode steps")
     prefix_caching: bool = Field(True, description="share KV between requests")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
 

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
-from ragcache_kernels import best_backend, get_backend
+from ragcache_kernels import AttentionBackend, best_backend, get_backend
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
 from ragcache.engine.bridge import EngineClient, Mailboxes
+from ragcache.engine.graphs import CudaRecorder, DecodeGraphs
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
     ModelSource,
@@ -24,7 +26,8 @@ from ragcache.engine.model import (
     load_model,
 )
 from ragcache.engine.parallel import check_devices, check_split, smallest
-from ragcache.engine.pool import KVPool, bytes_per_block, pool_blocks
+from ragcache.engine.pool import KVPool, LayerShape, bytes_per_block, pool_blocks
+from ragcache.engine.profile import largest_step, step_memory
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
@@ -132,20 +135,45 @@ def assemble(
 def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[ModelRunner, int]:
     """Switch a model to paged attention and give it a KV pool; also returns its blocks."""
     layers = prepare_model(model)
-    size, ranks = settings.block_size, settings.tensor_parallel_size
-    num_blocks = settings.kv_cache_blocks or pool_blocks(
-        bytes_per_block(layers, size, model.dtype), settings.kv_cache_memory, model.device, ranks
-    )
-    if ranks > 1:
+    dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
+    name = best_backend(model.device, model.dtype, dims)
+    log.info("attention runs on %s", name)
+    backend = get_backend(name)
+    size = settings.block_size
+    num_blocks = settings.kv_cache_blocks or _fitting_blocks(model, layers, backend, settings)
+    if settings.tensor_parallel_size > 1:
         num_blocks = smallest(num_blocks, model.device)
     try:
         pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
     except RuntimeError as error:
         raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
-    dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
-    backend = best_backend(model.device, model.dtype, dims)
-    log.info("attention runs on %s", backend)
-    return ModelRunner(model, pool, get_backend(backend)), num_blocks
+    graphs = None
+    if name == "triton" and settings.cuda_graphs and settings.tensor_parallel_size == 1:
+        graphs = DecodeGraphs(
+            backend,
+            model.device,
+            max_sequences=settings.max_running,
+            max_kv_len=min(_max_model_len(model, settings), num_blocks * size),
+            record=CudaRecorder(),
+        )
+    return ModelRunner(model, pool, backend, graphs), num_blocks
+
+
+def _fitting_blocks(
+    model: PreTrainedModel,
+    layers: list[LayerShape],
+    backend: AttentionBackend[Any],
+    settings: ServeSettings,
+) -> int:
+    size, memory = settings.block_size, settings.kv_cache_memory
+    reserved = 0
+    if model.device.type == "cuda" and memory is None:
+        tokens, length = settings.max_batch_tokens, _max_model_len(model, settings)
+        step = largest_step(tokens, settings.max_running, length, size)
+        reserved = step_memory(model, layers, backend, step)
+        log.info("the largest step takes %d MiB", reserved >> 20)
+    needed = bytes_per_block(layers, size, model.dtype)
+    return pool_blocks(needed, memory, model.device, settings.tensor_parallel_size, reserved)
 
 
 def start_engine(runner: Runner, num_blocks: int, settings: ServeSettings) -> EngineClient:
@@ -166,18 +194,22 @@ def _describe(
     config = model.config.get_text_config()
     # A tokenizer may know more tokens than the model has embeddings for.
     vocab_size = min(config.vocab_size, model.get_input_embeddings().num_embeddings)
-    limit = getattr(config, "max_position_embeddings", None)
-    wanted = settings.max_model_len or limit
-    if wanted is None:
-        raise ConfigError("max_model_len: the model's configuration does not tell; please set it")
-    if limit is not None and wanted > limit:
-        raise ConfigError(f"max_model_len: {wanted} exceeds the model's {limit} positions")
     return ServedModel(
         names=tuple(settings.served_model_name) or (source.name,),
-        max_model_len=wanted,
+        max_model_len=_max_model_len(model, settings),
         pool_tokens=num_blocks * settings.block_size,
         vocab_size=vocab_size,
         eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
         fingerprint=fingerprint(model),
         prefix_caching=settings.prefix_caching,
     )
+
+
+def _max_model_len(model: PreTrainedModel, settings: ServeSettings) -> int:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    wanted = settings.max_model_len or limit
+    if wanted is None:
+        raise ConfigError("max_model_len: the model's configuration does not tell; please set it")
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len: {wanted} exceeds the model's {limit} positions")
+    return wanted

@@ -24,7 +24,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ragcache.bench import constrained
 from ragcache.bench.options import EngineBench
 from ragcache.engine.attention import NAME
-from ragcache.engine.batch import build_batch
+from ragcache.engine.batch import BatchBuilder
 from ragcache.engine.constraint import Grammar
 from ragcache.engine.model import (
     choose_device,
@@ -157,7 +157,8 @@ class _Sides:
         runner = ModelRunner(model, pool, get_backend("torch"))
         chunks = [self._chunk(case, index, cache) for index in range(case.batch)]
         sequences = [chunk.sequence for chunk in chunks]
-        return lambda: runner.run(build_batch(chunks, cache)), sequences
+        batches = BatchBuilder(cache)
+        return lambda: runner.run(batches.build(chunks)), sequences
 
     def _chunk(self, case: Case, index: int, cache: PrefixCache) -> Chunk:
         prompt = [1] * (case.context + case.query)

@@ -34,6 +34,9 @@ class HashRunner:
         rows = [self._context(layout, row) for row in batch.last_idx.tolist()]
         return torch.stack([self.logits(row) for row in rows]) if rows else torch.empty(0, 1)
 
+    def prepare(self, layout: StepLayout) -> None:
+        """See `Runner`; there is nothing to plan."""
+
     def close(self) -> None:
         """See `Runner`; there is nothing."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ragcache.engine.request import Chunk
 from ragcache.prefix.cache import PrefixCache
 
-Slots = NDArray[np.int64]
+Tables = list[list[int]]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +33,90 @@ class StepBatch:
     copies: list[tuple[int, int]]
 
 
-def build_batch(chunks: list[Chunk], cache: PrefixCache) -> StepBatch:
-    """Pack the chunks of a step; their rows must cover the tokens that are run."""
-    spans = [(c.sequence, c.start, c.count) for c in chunks]
-    tables = [np.asarray(cache.table(s.row), dtype=np.int64) for s, _, _ in spans]
-    positions = [np.arange(start, start + count) for _, start, count in spans]
-    slots = [_slots(t, p, cache.block_size) for t, p in zip(tables, positions, strict=True)]
-    tokens = [s.tokens[start : start + count] for s, start, count in spans]
-    cu_q = np.cumsum([0, *(count for _, _, count in spans)])
-    layout = StepLayout(
-        cu_q=torch.from_numpy(cu_q.astype(np.int32)),
-        kv_len=torch.tensor([start + count for _, start, count in spans], dtype=torch.int32),
-        block_table=_padded(tables),
-        slot_mapping=torch.from_numpy(np.concatenate(slots)),
-        block_size=cache.block_size,
-    )
-    ends = zip(chunks, cu_q[1:], strict=True)
-    wanted = [np.arange(stop - chunk.num_logits, stop) for chunk, stop in ends]
-    return StepBatch(
-        input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
-        position_ids=torch.from_numpy(np.concatenate(positions))[None],
-        last_idx=torch.from_numpy(np.concatenate(wanted)),
-        layout=layout,
-        copies=cache.take_copies(),
-    )
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Block tables as they were when they were put into a matrix, and how long they were."""
+
+    tables: Tables
+    lengths: list[int]
+    matrix: NDArray[np.int32]
 
 
-def _slots(table: Slots, positions: Slots, block_size: int) -> Slots:
-    return table[positions // block_size] * block_size + positions % block_size
+class BatchBuilder:
+    """Builds steps; a decoding batch's next step is prepared while the device runs this one."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._known: _Known | None = None
+
+    def build(self, chunks: list[Chunk]) -> StepBatch:
+        """Pack the chunks of a step; their rows must cover the tokens that are run."""
+        size = self._cache.block_size
+        starts, counts, logits = np.array([(c.start, c.count, c.num_logits) for c in chunks]).T
+        ends = counts.cumsum()
+        table = self._matrix([self._cache.table(chunk.sequence.row) for chunk in chunks])
+        positions = _ranges(starts, counts)
+        blocks = table[np.repeat(np.arange(len(chunks)), counts), positions // size]
+        tokens = [c.sequence.tokens[c.start : c.start + c.count] for c in chunks]
+        return StepBatch(
+            input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
+            position_ids=torch.from_numpy(positions)[None],
+            last_idx=torch.from_numpy(_ranges(ends - logits, logits)),
+            layout=StepLayout(
+                cu_q=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+                kv_len=torch.from_numpy((starts + counts).astype(np.int32)),
+                block_table=torch.from_numpy(table),
+                slot_mapping=torch.from_numpy(blocks.astype(np.int64) * size + positions % size),
+                block_size=size,
+            ),
+            copies=self._cache.take_copies(),
+        )
+
+    def prepare(self, chunks: list[Chunk]) -> StepLayout | None:
+        """The layout of the next step if the chunks of this one, committed by now, all decode on.
+
+        None if they are not all decodes. Slots, and the blocks that the next tokens may take, are
+        left open.
+        """
+        if not all(chunk.count == chunk.num_logits == 1 for chunk in chunks):
+            return None
+        tables = [self._cache.table(chunk.sequence.row) for chunk in chunks]
+        matrix = _padded(tables)
+        self._known = _Known(tables, [len(table) for table in tables], matrix)
+        return StepLayout(
+            cu_q=torch.arange(len(chunks) + 1, dtype=torch.int32),
+            kv_len=torch.tensor([chunk.start + 2 for chunk in chunks], dtype=torch.int32),
+            block_table=torch.from_numpy(matrix),
+            slot_mapping=torch.full((len(chunks),), -1),
+            block_size=self._cache.block_size,
+        )
+
+    def _matrix(self, tables: Tables) -> NDArray[np.int32]:
+        """Tables `[S, maxB]`, padded with 0.
+
+        Between a commit and the next step a row only grows, but for a last block that it shares.
+        """
+        known, self._known = self._known, None
+        if known is None or len(tables) != len(known.tables):
+            return _padded(tables)
+        if any(now is not then for now, then in zip(tables, known.tables, strict=True)):
+            return _padded(tables)
+        missing = max(map(len, tables)) - known.matrix.shape[1]
+        matrix = np.pad(known.matrix, ((0, 0), (0, max(0, missing))))
+        for row, table, length in zip(matrix, tables, known.lengths, strict=True):
+            row[length - 1 : len(table)] = table[length - 1 :]
+        return matrix
 
 
-def _padded(tables: list[Slots]) -> Tensor:
-    padded = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int32)
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """`start … start + count − 1` for each pair in a row."""
+    ranges: Ints = np.repeat(starts + counts - counts.cumsum(), counts)
+    ranges += np.arange(len(ranges))
+    return ranges
+
+
+def _padded(tables: Tables) -> NDArray[np.int32]:
+    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
-    return torch.from_numpy(padded)
+    return padded

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from ragcache.engine.answers import Answers, Events
-from ragcache.engine.batch import build_batch
+from ragcache.engine.batch import BatchBuilder
 from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import Runner
 from ragcache.engine.scheduler import Scheduler
@@ -50,6 +50,7 @@ class Engine:
         self._cache = scheduler.cache
         self._sink = sink
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._batches = BatchBuilder(scheduler.cache)
         self._answers = Answers(scheduler)
         self._replies: set[Future[int]] = set()
         self._computed_tokens = 0
@@ -176,9 +177,11 @@ class Engine:
             self._flush()  # while the model runs, their hits are explained
         if not chunks:
             return
-        logits = self._runner.run(build_batch(chunks, self._cache))
+        logits = self._runner.run(self._batches.build(chunks))
         self._cache.copies_done()
         self._advance(chunks)
+        if layout := self._batches.prepare(chunks):  # a GPU is still at work
+            self._runner.prepare(layout)
         self._answers.extend(chunks, logits)
 
     def _advance(self, chunks: list[Chunk]) -> None:

@@ -66,17 +66,24 @@ def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtyp
     return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize
 
 
-def pool_blocks(block_bytes: int, memory: int | None, device: torch.device, ranks: int = 1) -> int:
+def pool_blocks(
+    block_bytes: int,
+    memory: int | None,
+    device: torch.device,
+    ranks: int = 1,
+    reserved: int = 0,
+) -> int:
     """How many blocks fit into `memory` bytes, or into a share of what is free.
 
-    `ranks` processes do the same, each on a GPU of its own or all in the host's memory.
+    Steps take `reserved` bytes of that share. `ranks` processes do the same, each on a GPU of its
+    own or all in the host's memory.
 
     Raises:
         ConfigError: when not even one block fits.
     """
     if memory is None:
         share = FREE_MEMORY_SHARE[device.type] / (ranks if device.type == "cpu" else 1)
-        memory = int(_free_memory(device) * share)
+        memory = int(_free_memory(device) * share) - reserved
     blocks = memory // block_bytes
     if blocks < 1:
         raise ConfigError(

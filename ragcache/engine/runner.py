@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from ragcache_kernels.interface import AttentionBackend
+from ragcache_kernels.interface import AttentionBackend, StepLayout
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ragcache.engine.attention import AttentionCall, forward_context
 from ragcache.engine.batch import StepBatch
+from ragcache.engine.graphs import DecodeGraphs, staged
 from ragcache.engine.pool import KVPool
 
 
@@ -20,6 +21,9 @@ class Runner(Protocol):
     def run(self, batch: StepBatch) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`."""
 
+    def prepare(self, layout: StepLayout) -> None:
+        """Plan a step that may come next; called while a GPU still runs the last one."""
+
     def close(self) -> None:
         """Give back what lives beyond this object; called once, after the last step."""
 
@@ -28,11 +32,16 @@ class ModelRunner:
     """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
 
     def __init__(
-        self, model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any]
+        self,
+        model: PreTrainedModel,
+        pool: KVPool,
+        backend: AttentionBackend[Any],
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._backend = backend
+        self._graphs = graphs
         self._device = model.device
 
     @torch.inference_mode()
@@ -40,13 +49,31 @@ class ModelRunner:
         """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""
         if batch.copies:
             self._backend.copy_blocks(self._pool.tensors, batch.copies)
+        if self._graphs is not None:
+            logits = self._graphs.run(batch, self._forward)
+            if logits is not None:
+                return logits
         plan = self._backend.plan(batch.layout, self._device)
+        inputs = (batch.input_ids, batch.position_ids, batch.last_idx)
+        input_ids, position_ids, last_idx = (
+            staged(tensor, self._device).to(self._device, non_blocking=True) for tensor in inputs
+        )
+        return self._forward(input_ids, position_ids, plan, last_idx)
+
+    def prepare(self, layout: StepLayout) -> None:
+        """See `Runner`."""
+        padded = layout if self._graphs is None else self._graphs.padded(layout)
+        self._backend.prepare(padded)
+
+    def _forward(
+        self, input_ids: Tensor, position_ids: Tensor, plan: Any, keep: Tensor | int
+    ) -> Tensor:
         with forward_context(_Step(self._pool, self._backend, plan)):
             output = self._model(
-                input_ids=batch.input_ids.to(self._device),
-                position_ids=batch.position_ids.to(self._device),
+                input_ids=input_ids,
+                position_ids=position_ids,
                 use_cache=False,
-                logits_to_keep=batch.last_idx.to(self._device),
+                logits_to_keep=keep,
             )
         return output.logits[0]  # type: ignore[no-any-return]
 

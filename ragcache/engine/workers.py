@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
+from ragcache_kernels.interface import StepLayout
 from torch import Tensor
 
 from ragcache.config import ServeSettings
@@ -174,6 +175,10 @@ class ParallelRunner:
         if self._workers.failed is not None:
             raise RuntimeError(self._workers.failed)
         return logits
+
+    def prepare(self, layout: StepLayout) -> None:
+        """See `Runner`; the other ranks plan when their step comes."""
+        self._runner.prepare(layout)
 
     def close(self) -> None:
         """End the other ranks."""

@@ -49,6 +49,7 @@ def test_a_plan_that_stays_in_place_attends_like_a_new_one(cache: LayerCache) ->
     for spec in SPECS:
         backend.attend(query, cache, first, spec)
     fixed = backend.fixed_plan(5, 140, SIZE, CPU)
+    assert fixed is not None
     places = [fixed.slots.data_ptr(), fixed.table.data_ptr()]
     for step in steps:
         assert fixed.update(step)
@@ -65,6 +66,7 @@ def test_a_step_that_does_not_fit_leaves_the_plan_alone(cache: LayerCache) -> No
     query = torch.randn(2, HEADS, DIM, device=CPU)
     backend.attend(query, cache, backend.plan(decodes([9, 5], 1, 2), CPU), SPECS[0])
     fixed = backend.fixed_plan(2, 20, SIZE, CPU)
+    assert fixed is not None
     assert fixed.update(decodes([9, 5], 1, 2))
     before = backend.attend(query, cache, fixed, SPECS[0])
     assert not fixed.update(decodes([9, 60], 1, 2))

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.engine.answers import Answers
+from ragcache.engine.graphs import DecodeGraphs, Record
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
@@ -180,13 +181,23 @@ class Pair:
         max_running: int = 8,
         share: bool = True,
         backend: str = "torch",
+        record: Record | None = None,
     ) -> RecordingEngine:
         pool = KVPool(self.layers, num_blocks, BLOCK, self.plain.dtype, torch.device("cpu"))
         for tensor in pool.tensors:
             tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
         cache = PrefixCache(num_blocks, BLOCK, share=share)
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
-        runner = ModelRunner(self.paged, pool, get_backend(backend))
+        kernels, graphs = get_backend(backend), None
+        if record is not None:
+            graphs = DecodeGraphs(
+                kernels,
+                self.plain.device,
+                max_sequences=max_running,
+                max_kv_len=num_blocks * BLOCK,
+                record=record,
+            )
+        runner = ModelRunner(self.paged, pool, kernels, graphs)
         return RecordingEngine(runner, scheduler, _Sink())
 
     def run(

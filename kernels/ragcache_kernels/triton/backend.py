@@ -62,8 +62,10 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
 
     def fixed_plan(
         self, tokens: int, max_kv_len: int, block_size: int, device: torch.device
-    ) -> TritonFixedPlan:
-        """A plan for decodes that stays in place; layers of every kind must have run before."""
+    ) -> TritonFixedPlan | None:
+        """A plan for decodes that stays in place; None before layers have run."""
+        if not self._kinds:
+            return None
         return TritonFixedPlan(
             tokens, max_kv_len, block_size, device, self._planner, tuple(self._kinds)
         )

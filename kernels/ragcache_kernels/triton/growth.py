@@ -61,7 +61,10 @@ def grown(before: StepLayout, tiles: Tiles, layout: StepLayout, window: int | No
 
 
 def _decodes_on(before: StepLayout, layout: StepLayout) -> bool:
-    """Whether both steps are decodes of the same sequences, in the same blocks."""
+    """Whether both steps are decodes of the same sequences.
+
+    Of their blocks only those that can be shared matter, which are full.
+    """
     cu_q = layout.cu_q.numpy()
     if cu_q[-1] != len(cu_q) - 1 or not np.array_equal(cu_q, before.cu_q.numpy()):
         return False
@@ -70,9 +73,11 @@ def _decodes_on(before: StepLayout, layout: StepLayout) -> bool:
     table, known = layout.block_table.numpy(), before.block_table.numpy()
     if layout.block_size != before.block_size or table.shape[1] < known.shape[1]:
         return False
-    blocks = -(-before.kv_len.numpy() // layout.block_size)
-    used = np.arange(known.shape[1]) < blocks[:, None]
-    return not ((table[:, : known.shape[1]] != known) & used).any()
+    full = (before.kv_len.numpy() - 1) // layout.block_size
+    if np.array_equal(table[:, : known.shape[1]], known):
+        return True
+    shared = np.arange(known.shape[1]) < full[:, None]
+    return not ((table[:, : known.shape[1]] != known) & shared).any()
 
 
 def _with_new_tiles(tiles: Tiles, full: Ints, kv_len: Ints, window: int | None) -> Tiles:

@@ -1,0 +1,59 @@
+"""How much memory a step takes beside weights and pool: the largest one is run to find out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ragcache_kernels.interface import AttentionBackend, StepLayout
+from transformers import PreTrainedModel
+
+from ragcache.engine.batch import StepBatch
+from ragcache.engine.pool import KVPool, LayerShape
+from ragcache.engine.runner import ModelRunner
+from ragcache.engine.scheduler import MAX_LOGITS
+
+
+def largest_step(
+    max_batch_tokens: int, max_running: int, max_kv_len: int, block_size: int
+) -> StepBatch:
+    """A chunk that uses the whole budget, at the end of the longest context, with most logits.
+
+    Every block of its context is block 0, and it writes nowhere: a pool of one block will do.
+    """
+    tokens = min(max_batch_tokens, max_kv_len)
+    rows = min(tokens, max(MAX_LOGITS, max_running))
+    return StepBatch(
+        input_ids=torch.zeros(1, tokens, dtype=torch.int64),
+        position_ids=torch.arange(max_kv_len - tokens, max_kv_len)[None],
+        last_idx=torch.arange(tokens - rows, tokens),
+        layout=StepLayout(
+            cu_q=torch.tensor([0, tokens], dtype=torch.int32),
+            kv_len=torch.tensor([max_kv_len], dtype=torch.int32),
+            block_table=torch.zeros(1, -(-max_kv_len // block_size), dtype=torch.int32),
+            slot_mapping=torch.full((tokens,), -1),
+            block_size=block_size,
+        ),
+        copies=[],
+    )
+
+
+@torch.inference_mode()
+def step_memory(
+    model: PreTrainedModel,
+    layers: list[LayerShape],
+    backend: AttentionBackend[Any],
+    batch: StepBatch,
+) -> int:
+    """Bytes that a GPU must have free to run `batch` and to sample from its logits."""
+    pool = KVPool(layers, 1, batch.layout.block_size, model.dtype, model.device)
+    for tensor in pool.tensors:
+        tensor.zero_()
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    logits = ModelRunner(model, pool, backend).run(batch)
+    logits.float().sort(dim=-1)  # the widest nucleus
+    torch.cuda.synchronize(model.device)
+    peak = torch.cuda.max_memory_allocated(model.device) - before
+    torch.cuda.empty_cache()  # the pool is to have it
+    return peak
