@@ -19,10 +19,26 @@ from numpy.typing import NDArray
 from ragcache_kernels.interface import StepLayout
 
 MAX_QUERIES = 512
-# A shared run must save this many key reads, or its own pass costs more than it saves.
-MIN_SHARED_KEYS = 512
 
 IntArray = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCost:
+    """What it costs to read a run of keys once for several queries.
+
+    The unit is one query's reading of one key. Every run is work of its own, and gives each query
+    one more partial result to merge. At most `together` queries read it in one pass.
+    """
+
+    per_run: int
+    per_query: int
+    together: int
+
+    def is_worth(self, queries: int, keys: int) -> bool:
+        """Whether it is less work than if each query reads the keys for itself."""
+        passes = -(-queries // self.together)
+        return (queries - passes) * keys > self.per_run + self.per_query * queries
 
 
 class Visibility(Enum):
@@ -55,7 +71,9 @@ class WorkItem:
         return self.stop - self.start
 
 
-def plan_items(layout: StepLayout, window: int | None, max_keys: int) -> list[WorkItem]:
+def plan_items(
+    layout: StepLayout, window: int | None, max_keys: int, sharing: SharingCost
+) -> list[WorkItem]:
     """Cut a step into items of at most `max_keys` keys, ordered by rank.
 
     Those of a chunk have at most `MAX_QUERIES` tokens, and `max_keys` must not be below that.
@@ -65,7 +83,7 @@ def plan_items(layout: StepLayout, window: int | None, max_keys: int) -> list[Wo
     items, covered = [], np.zeros_like(kv_len)
     if window is None:  # a window is short and differs by sequence: little to share
         decodes = np.flatnonzero(q_len == 1)
-        for rows, start, stop in shared_runs(layout, decodes):
+        for rows, start, stop in shared_runs(layout, decodes, sharing):
             items += _unmasked(cu_q[rows], int(rows[0]), start, stop, max_keys, rank=1)
             covered[rows] = stop
     for sequence in range(len(kv_len)):
@@ -120,10 +138,13 @@ def _chunk_items(
     return [square, *edge, *_unmasked(tokens, sequence, all_see, position, max_keys, rank=1)]
 
 
-def shared_runs(layout: StepLayout, rows: IntArray) -> Iterator[tuple[IntArray, int, int]]:
-    """Key ranges that several of the decoding `rows` hold in the same physical blocks.
+def shared_runs(
+    layout: StepLayout, rows: IntArray, sharing: SharingCost
+) -> Iterator[tuple[IntArray, int, int]]:
+    """Key ranges of the decoding `rows` that are worth reading once for several of them.
 
-    Walks the radix tree that the block tables form, a group of rows per node.
+    They lie in the same physical blocks. Walks the radix tree that the block tables form, a group
+    of rows per node.
     """
     table, size = layout.block_table.numpy(), layout.block_size
     limit = (layout.kv_len.numpy() - 1) // size  # full blocks before the query's own
@@ -133,7 +154,7 @@ def shared_runs(layout: StepLayout, rows: IntArray) -> Iterator[tuple[IntArray, 
         if len(rows) < 2:
             continue
         stop = _common_blocks(table[rows, : limit[rows].min()])
-        if (stop - start) * size * (len(rows) - 1) >= MIN_SHARED_KEYS:
+        if sharing.is_worth(len(rows), (stop - start) * size):
             yield rows, start * size, stop * size
             start = stop
         rows = rows[limit[rows] > stop]

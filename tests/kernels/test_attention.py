@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ragcache_kernels import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels import planner as planner_module
 from ragcache_kernels import torch_stack as torch_stack_module
+from ragcache_kernels.planner import SharingCost
 from ragcache_kernels.reference import reference_attention
 from ragcache_kernels.triton import tiles as tiles_module
 from torch import Tensor
@@ -356,7 +357,7 @@ def test_any_small_step_equals_the_reference_however_it_is_cut(backend: Backend)
         queries, keys, shared_keys = limits
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner_module, "MAX_QUERIES", queries)
-            patch.setattr(planner_module, "MIN_SHARED_KEYS", shared_keys)
+            patch.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= shared_keys)
             patch.setattr(torch_stack_module, "CPU_KEYS_PER_THREAD", max(keys, queries))
             patch.setattr(tiles_module, "NARROW_SPLIT", keys)
             patch.setattr(tiles_module, "WIDE_SPLIT", keys)

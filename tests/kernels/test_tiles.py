@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragcache_kernels import StepLayout
-from ragcache_kernels import planner as planner_module
+from ragcache_kernels.planner import SharingCost
 from ragcache_kernels.triton import growth as growth_module
 from ragcache_kernels.triton import tiles as tiles_module
 from ragcache_kernels.triton.growth import TilePlanner
@@ -45,7 +45,7 @@ def partials_of(tiles: Tiles, token: int) -> list[int]:
     splits=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     min_shared=st.integers(1, 30),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_visible_pair_is_covered_once_and_every_partial_merged(
     layout: StepLayout,
     window: int | None,
@@ -54,7 +54,7 @@ def test_every_visible_pair_is_covered_once_and_every_partial_merged(
     min_shared: int,
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(planner_module, "MIN_SHARED_KEYS", min_shared)
+        patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= min_shared)
         patched.setattr(tiles_module, "NARROW_SPLIT", splits[0])
         patched.setattr(tiles_module, "WIDE_SPLIT", splits[1])
         tiles = plan_tiles(layout, window, *queries)
@@ -92,6 +92,15 @@ def test_a_shared_prefix_is_read_once_for_all_whose_rows_fit_a_tile() -> None:
     assert keys <= 1.1 * (SHARED + BATCH * OWN)
 
 
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_sixteen_requests_gain_from_256_shared_tokens(group: int) -> None:
+    tables = [[*range(16), 100 + i] for i in range(16)]
+    layout = layout_of([(1, 17 * BLOCK)] * 16, tables, BLOCK)
+    tiles = plan_tiles(layout, None, max(1, 16 // group), 128 // group)
+    keys = sum(int((kind[:, 4] - kind[:, 3]).sum()) for kind in (tiles.narrow, tiles.wide))
+    assert keys == 16 * BLOCK + 256
+
+
 def test_a_chunk_over_a_long_context_needs_bounded_scratch() -> None:
     layout = layout_of([(512, 131_072)], [list(range(131_072 // BLOCK))], BLOCK)
     tiles = plan_tiles(layout, None, 4, 32)
@@ -104,14 +113,14 @@ def test_a_chunk_over_a_long_context_needs_bounded_scratch() -> None:
     padding=st.integers(0, 2),
     split=st.integers(1, 9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_batch_that_decodes_on_is_covered_as_if_planned_anew(
     layout: StepLayout, window: int | None, padding: int, split: int
 ) -> None:
     size, count = layout.block_size, len(layout.kv_len)
     room = torch.arange(20_000, 20_000 + 99 * count, dtype=torch.int32).view(count, 99)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(planner_module, "MIN_SHARED_KEYS", 3)
+        patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= 3)
         for module in (tiles_module, growth_module):
             patched.setattr(module, "NARROW_SPLIT", split)
         planner, before = TilePlanner(), layout.kv_len

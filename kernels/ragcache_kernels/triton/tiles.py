@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_kernels.interface import StepLayout
-from ragcache_kernels.planner import shared_runs
+from ragcache_kernels.planner import SharingCost, shared_runs
+from ragcache_kernels.triton.configs import NARROW_ROWS
 
 Ints = NDArray[np.int32]
 
 TILE_FIELDS = 7
 NARROW_SPLIT = 512  # keys of a tile with few rows: many of them must fill the device
 WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory
+SHARED_RUN = 256  # keys that are read while one more tile begins and ends
 WIDE_PARTS = 8  # most partial results of a query in a chunk; beyond that, tiles get longer
 
 
@@ -53,7 +55,9 @@ def plan_tiles(
     rectangles: list[Ints] = []
     offset = num_tokens
     if window is None:  # a window is short and differs by sequence: little to share
-        for rows, start, stop in shared_runs(layout, np.flatnonzero(q_len == 1)):
+        for rows, start, stop in shared_runs(
+            layout, np.flatnonzero(q_len == 1), _sharing(narrow_queries, wide_queries)
+        ):
             covered[rows] = stop
             # As if behind all keys, so that everything is visible.
             rectangles.append(_ints([[offset, len(rows), rows[0], start, stop, stop]]))
@@ -79,6 +83,15 @@ def plan_tiles(
         ends=_ints(np.concatenate([[0], counts.cumsum()])),
         order=_ints(np.argsort(partial_tokens, kind="stable")),
     )
+
+
+def _sharing(narrow_queries: int, wide_queries: int) -> SharingCost:
+    """An estimate in bytes moved: a partial result is written and read in float32.
+
+    With G query heads per KV head that is as much as 2·G keys and values of half precision.
+    """
+    group = max(1, NARROW_ROWS // narrow_queries)
+    return SharingCost(per_run=SHARED_RUN, per_query=2 * group, together=wide_queries)
 
 
 def _cut(rectangles: Ints, queries: int, split: int, most: int, window: int | None) -> Ints:
