@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -67,12 +68,16 @@ def scatter_blocks(caches: Sequence[Tensor], ids: Tensor, staging: Tensor) -> No
 
 
 def _launch(caches: Sequence[Tensor], ids: Tensor, staging: Tensor, *, gather: bool) -> None:
-    pointers = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64)
+    pointers = _on_device(tuple(cache.data_ptr() for cache in caches), staging.device)
     _, count, elements = staging.shape
     grid = (count, triton.cdiv(elements, CHUNK), len(caches))
-    move_blocks[grid](
-        pointers.to(staging.device), ids, staging, count, elements, GATHER=gather, CHUNK=CHUNK
-    )
+    move_blocks[grid](pointers, ids, staging, count, elements, GATHER=gather, CHUNK=CHUNK)
+
+
+@lru_cache(maxsize=16)
+def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
+    """A pool stays where it is, so its addresses are sent once."""
+    return torch.tensor(pointers, dtype=torch.int64, device=device)
 
 
 def _unit(cache: Tensor) -> torch.dtype:
