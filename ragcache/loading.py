@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
 from ragcache.engine.bridge import EngineClient, Mailboxes
+from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import CudaRecorder, DecodeGraphs
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
@@ -135,6 +136,7 @@ def assemble(
 def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[ModelRunner, int]:
     """Switch a model to paged attention and give it a KV pool; also returns its blocks."""
     layers = prepare_model(model)
+    use_fast_layers(model)
     dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
     name = best_backend(model.device, model.dtype, dims)
     log.info("attention runs on %s", name)

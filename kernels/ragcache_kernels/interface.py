@@ -10,6 +10,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ragcache_kernels.layer_ops import LayerOps, Rotation
+from ragcache_kernels.torch_layer_ops import rotate
+
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
@@ -75,6 +78,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
     """
 
     name: str
+    ops: LayerOps
 
     @abstractmethod
     def plan(self, layout: StepLayout, device: torch.device) -> PlanT:
@@ -83,6 +87,17 @@ class AttentionBackend(ABC, Generic[PlanT]):
     @abstractmethod
     def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, plan: PlanT) -> None:
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
+
+    def rotate_and_write(
+        self, qkv: Tensor, rotation: Rotation, cache: LayerCache, plan: PlanT
+    ) -> Tensor:
+        """Rotate queries and keys of qkv `[T, Hq + 2·Hkv, D]`, and store the keys and values.
+
+        Returns the queries, `[T, Hq, D]`.
+        """
+        query, key, value = rotate(qkv, cache.key.shape[2], rotation)
+        self.write_kv(key, value, cache, plan)
+        return query
 
     @abstractmethod
     def attend(self, query: Tensor, cache: LayerCache, plan: PlanT, spec: AttentionSpec) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.torch_layer_ops import TorchLayerOps
 from ragcache_kernels.torch_partial import merge
 from ragcache_kernels.torch_run import Scratch, StackRun
 from ragcache_kernels.torch_stack import Stack, build_stacks
@@ -57,6 +58,7 @@ class TorchBackend(AttentionBackend[TorchPlan]):
     """Partial attention per stack of work items, merged by log-sum-exp. Not thread-safe."""
 
     name = "torch"
+    ops = TorchLayerOps()
 
     def __init__(self) -> None:
         self._scratch = Scratch()

@@ -8,13 +8,15 @@ under our name, so transformers builds no mask at all: the backend masks by posi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.layer_ops import LayerOps, Rotation
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -36,11 +38,33 @@ class AttentionCall:
     options: dict[str, Any]
 
 
-class ForwardContext(Protocol):
+@dataclass(frozen=True, slots=True)
+class PackedCall:
+    """The call of a layer that leaves rotating to the kernels; `qkv` is `[T, Hq + 2·Hkv, D]`."""
+
+    module: nn.Module
+    qkv: Tensor
+    kv_heads: int
+    rotation: Rotation
+    spec: AttentionSpec
+
+
+class ForwardContext(ABC):
     """What one forward pass does in each attention layer."""
 
+    @abstractmethod
     def attend(self, call: AttentionCall) -> Tensor:
         """The layer's attention, `[T, Hq, Dv]`."""
+
+
+class LayerContext(ForwardContext):
+    """One in which whole layers can run fused (see `fast_layers`)."""
+
+    ops: LayerOps
+
+    @abstractmethod
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        """The layer's attention, `[T, Hq, D]`, of queries and keys that are not rotated yet."""
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("ragcache_forward", default=None)
@@ -56,6 +80,11 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def current_context() -> ForwardContext | None:
+    """That of the forward pass which runs in this thread."""
+    return _current.get()
 
 
 def paged_attention(

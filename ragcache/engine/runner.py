@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from ragcache_kernels.interface import AttentionBackend, StepLayout
-from torch import Tensor
+from ragcache_kernels.interface import AttentionBackend, LayerCache, StepLayout
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ragcache.engine.attention import AttentionCall, forward_context
+from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.graphs import DecodeGraphs, staged
 from ragcache.engine.pool import KVPool
@@ -81,16 +81,24 @@ class ModelRunner:
         """See `Runner`; there is nothing."""
 
 
-class _Step:
+class _Step(LayerContext):
     """The forward context of one step."""
 
     def __init__(self, pool: KVPool, backend: AttentionBackend[Any], plan: object) -> None:
         self._pool = pool
         self._backend = backend
         self._plan = plan
+        self.ops = backend.ops
 
     def attend(self, call: AttentionCall) -> Tensor:
-        layer = call.module.layer_idx
-        cache = self._pool.layers[layer]  # type: ignore[index]
+        cache = self._cache(call.module)
         self._backend.write_kv(call.key, call.value, cache, self._plan)
         return self._backend.attend(call.query, cache, self._plan, call.spec)
+
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        cache = self._cache(call.module)
+        query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
+        return self._backend.attend(query, cache, self._plan, call.spec)
+
+    def _cache(self, attention: nn.Module) -> LayerCache:
+        return self._pool.layers[attention.layer_idx]  # type: ignore[index]

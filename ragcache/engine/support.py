@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ragcache.engine.attention import NAME, AttentionCall, forward_context
+from ragcache.engine.attention import NAME, AttentionCall, ForwardContext, forward_context
 from ragcache.engine.pool import LayerShape
 from ragcache.errors import UnsupportedModel
 
@@ -84,7 +84,7 @@ def _refusal(config: PreTrainedConfig, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"model type {config.model_type} is not supported: {reason}")
 
 
-class _Probe:
+class _Probe(ForwardContext):
     """A forward context for one token, which records what each layer calls."""
 
     def __init__(self, config: PreTrainedConfig) -> None:

@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from ragcache_kernels.triton.activation import CHUNK as GATE_CHUNK
+from ragcache_kernels.triton.activation import gate_rows
 from ragcache_kernels.triton.attention import attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import CHUNK, move_blocks
 from ragcache_kernels.triton.configs import Case, Phase, choose
+from ragcache_kernels.triton.layer_ops import norm_warps
+from ragcache_kernels.triton.norm import norm_rows
 from ragcache_kernels.triton.write import write_tokens
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FLOATS = {"scale": "fp32", "softcap": "fp32"}
+FLOATS = dict.fromkeys(("scale", "softcap", "eps", "query_eps", "key_eps"), "fp32")
 POINTERS = {
     "table_ptr": "*i32",
     "tiles_ptr": "*i32",
@@ -40,7 +44,7 @@ POINTERS = {
     "lse_ptr": "*fp32",
     "partial_ptr": "*fp32",
 }
-NOT_DIVISIBLE = {"window", "heads", "scale", "softcap", "count"}
+NOT_DIVISIBLE = {"window", "heads", "count", *FLOATS}
 
 
 def compiled(
@@ -83,6 +87,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
         "registers": int(registers[1]),
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "wide_loads": len(re.findall(r"LDGSTS\S*\.128", code)),
+        "narrow_loads": len(re.findall(r"\bLDG\S*\.(?:U8|S8|U16)\b", code)),
     }
 
 
@@ -113,6 +118,21 @@ def attention(arch: int, phase: Phase, dim: int, group: int, **options: bool) ->
     )
 
 
+def layers(arch: int, plain: dict[str, int]) -> dict[str, dict[str, int]]:
+    """The kernels of a layer beside attention, for the widest of the common models."""
+    found = {}
+    for size in (576, 4096, 16384):
+        padded = triton.next_power_of_2(size)
+        options = plain | {"num_warps": norm_warps(padded)}
+        sizes = {"SIZE": size, "PADDED_SIZE": padded}
+        found[f"norm {size}"] = compiled(norm_rows, arch, options, **sizes)
+    for gelu in (False, True):
+        found[f"gate {gelu}"] = compiled(
+            gate_rows, arch, plain, SIZE=14336, GELU=gelu, CHUNK=GATE_CHUNK
+        )
+    return found
+
+
 def main() -> None:
     """All kernels for the architecture that is named."""
     arch = int(sys.argv[1])
@@ -137,6 +157,7 @@ def main() -> None:
     sizes |= {"DIM": 128, "PADDED_DIM": 128, "HEADS": 8, "PADDED_HEADS": 8, "BLOCK_SIZE": 16}
     found["write"] = compiled(write_tokens, arch, plain, **sizes)
     found["move"] = compiled(move_blocks, arch, plain, GATHER=True, CHUNK=CHUNK)
+    found |= layers(arch, plain)
     print(json.dumps(found))
 
 

@@ -20,7 +20,15 @@ SHARED_OF = {
     80: {"narrow": 43 * 1024, "wide": 70 * 1024},
     90: {"narrow": 43 * 1024, "wide": 99 * 1024},
 }
-REGISTERS = {"narrow": 168, "wide": 255, "merge": 48, "write": 32, "move": 48}
+REGISTERS = {
+    "narrow": 168,
+    "wide": 255,
+    "merge": 48,
+    "write": 32,
+    "move": 48,
+    "norm": 72,
+    "gate": 40,
+}
 
 Found = dict[str, dict[str, int]]
 
@@ -57,3 +65,10 @@ def test_keys_and_values_are_loaded_16_bytes_at_a_time_and_ahead(
     attention = {name: used for name, used in found.items() if name.startswith(("narrow", "wide"))}
     assert len(attention) == 28
     assert {name for name, used in attention.items() if used["wide_loads"] < 16} == set()
+
+
+def test_rows_are_loaded_several_elements_at_a_time(compiled: tuple[int, Found]) -> None:
+    _, found = compiled
+    rows = {name: used for name, used in found.items() if name.startswith(("norm", "gate"))}
+    assert len(rows) == 5
+    assert {name for name, used in rows.items() if used["narrow_loads"]} == set()

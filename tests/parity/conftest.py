@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.engine.answers import Answers
+from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import DecodeGraphs, Record
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
@@ -118,7 +120,11 @@ def build(name: str, options: dict) -> PreTrainedModel:
     """A random float32 model with eager attention, the same at every call."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **options)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases of zeros and norms of ones would hide that one is lost
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
 
 
 class RecordingAnswers(Answers):
@@ -166,12 +172,13 @@ class _Sink:
 
 
 class Pair:
-    """One architecture twice: plain, and on the paged cache."""
+    """One architecture twice: plain, and as it is served."""
 
     def __init__(self, plain: PreTrainedModel) -> None:
         self.plain = plain
         self.paged = copy.deepcopy(plain)
         self.layers = prepare_model(self.paged)
+        self.fast_layers = use_fast_layers(self.paged)
 
     def engine(
         self,
@@ -256,10 +263,17 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 @pytest.fixture(scope="session")
 def make_pair():
-    """One of the architectures in a given dtype."""
+    """One of the architectures in a given dtype, with other options, or altered."""
 
-    def make(name: str, dtype: torch.dtype = torch.float32) -> Pair:
-        return Pair(build(name, ARCHITECTURES[name]).to(dtype))
+    def make(
+        name: str,
+        dtype: torch.dtype = torch.float32,
+        alter: Callable[[PreTrainedModel], object] = id,
+        **options: Any,
+    ) -> Pair:
+        model = build(name, {**ARCHITECTURES[name], **options}).to(dtype)
+        alter(model)
+        return Pair(model)
 
     return make
 

@@ -5,7 +5,7 @@ import pytest
 PROMPT = [5, 17, 40, 8, 8, 61, 33, 90, 12, 7, 77, 25, 50]  # three blocks and one token
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_cold_warm_and_forked_agree_with_the_plain_model(make_pair, name):
     pair = make_pair(name)
     engine = pair.engine(backend="triton", max_batch_tokens=7)

@@ -15,6 +15,7 @@ from ragcache_kernels.triton.attention import LOG2E, attend_tiles, merge_partial
 from ragcache_kernels.triton.blocks import copy_blocks
 from ragcache_kernels.triton.configs import Case, Config, Phase, choose
 from ragcache_kernels.triton.growth import TilePlanner
+from ragcache_kernels.triton.layer_ops import TritonLayerOps
 from ragcache_kernels.triton.plan import DeviceTiles, Kind, TritonFixedPlan, TritonPlan
 from ragcache_kernels.triton.tiles import TILE_FIELDS
 from ragcache_kernels.triton.write import write_tokens
@@ -51,6 +52,7 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
     """
 
     name = "triton"
+    ops = TritonLayerOps()
 
     def __init__(self) -> None:
         self._planner = TilePlanner()

@@ -1,0 +1,156 @@
+"""Decoder layers of the common families with fused projections and kernels.
+
+They do what transformers' layers do, in the same order, over the same weights: the weight of each
+fused product is made once, and the parameters of the model become views of it. Outside of the
+engine's forward pass a layer runs as transformers wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.layer_ops import Activation, LayerOps, Norm, Rotation
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, current_context
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    type(ACT2FN["silu"]): "silu",
+    type(ACT2FN["swish"]): "silu",
+    type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
+}
+
+
+class FastNorm:
+    """An RMSNorm of Llama's or of Gemma's kind, as the forward pass of its module."""
+
+    def __init__(self, module: Any) -> None:
+        self._plain = module.forward
+        self._norm = norm_of(module)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`[1, T, H]` to `[1, T, H]`."""
+        context = current_context()
+        if not isinstance(context, LayerContext):
+            return self._plain(hidden_states)  # type: ignore[no-any-return]
+        return context.ops.rms_norm(hidden_states[0], self._norm)[None]
+
+
+class FastLayer:
+    """A decoder layer, as the forward pass of its module; `spec` is what its attention asks for."""
+
+    def __init__(self, layer: Any, spec: AttentionSpec) -> None:
+        self._plain = layer.forward
+        self._attention = _Attention(layer.self_attn, spec)
+        self._mlp = _MLP(layer.mlp)
+        self._input_norm = norm_of(layer.input_layernorm)
+        self._update_norms: tuple[Norm, Norm] | None = None
+        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 2 and later
+            self._mlp_norm = norm_of(layer.pre_feedforward_layernorm)
+            self._update_norms = (
+                norm_of(layer.post_attention_layernorm),
+                norm_of(layer.post_feedforward_layernorm),
+            )
+        else:
+            self._mlp_norm = norm_of(layer.post_attention_layernorm)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        **options: Any,
+    ) -> Tensor:
+        """`[1, T, H]` to `[1, T, H]`; of the options, the engine's steps need none."""
+        context = current_context()
+        if not isinstance(context, LayerContext):
+            return self._plain(  # type: ignore[no-any-return]
+                hidden_states, position_embeddings=position_embeddings, **options
+            )
+        ops, hidden = context.ops, hidden_states[0]
+        normed = ops.rms_norm(hidden, self._input_norm)
+        update = self._attention(normed, position_embeddings, context)
+        if self._update_norms is None:
+            hidden, normed = ops.add_rms_norm(update, hidden, self._mlp_norm)
+            return self._mlp.add(normed, hidden, ops)[None]
+        after_attention, after_mlp = self._update_norms
+        update = ops.rms_norm(update, after_attention)
+        hidden, normed = ops.add_rms_norm(update, hidden, self._mlp_norm)
+        update = ops.rms_norm(self._mlp(normed, ops), after_mlp)
+        return hidden.add_(update)[None]
+
+
+class _Attention:
+    """Queries, keys and values from one product."""
+
+    def __init__(self, attention: Any, spec: AttentionSpec) -> None:
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self._weight, self._bias = fuse(projections)
+        self._heads = [linear.out_features // attention.head_dim for linear in projections]
+        self._module = attention
+        self._spec = spec
+        self._rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without
+        self._norms: tuple[Norm, Norm] | tuple[None, None] = (None, None)
+        if hasattr(attention, "q_norm"):
+            self._norms = norm_of(attention.q_norm), norm_of(attention.k_norm)
+
+    def __call__(
+        self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], context: LayerContext
+    ) -> Tensor:
+        qkv = F.linear(normed, self._weight, self._bias).view(len(normed), sum(self._heads), -1)
+        if self._rotates:
+            cos, sin = position_embeddings
+            rotation = Rotation(cos[0], sin[0], *self._norms)
+            out = context.attend_packed(
+                PackedCall(self._module, qkv, self._heads[-1], rotation, self._spec)
+            )
+        else:
+            query, key, value = torch.split(qkv, self._heads, dim=1)
+            out = context.attend(
+                AttentionCall(self._module, query, key, value, self._spec, options={})
+            )
+        return self._module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
+
+
+class _MLP:
+    """Gate and up from one product, or as the kernels like it."""
+
+    def __init__(self, mlp: Any) -> None:
+        self._weight, _ = fuse([mlp.gate_proj, mlp.up_proj])
+        self._down = mlp.down_proj.weight
+        self._activation = ACTIVATIONS[type(mlp.act_fn)]
+
+    def __call__(self, normed: Tensor, ops: LayerOps) -> Tensor:
+        return F.linear(ops.gated(normed, self._weight, self._activation), self._down)
+
+    def add(self, normed: Tensor, hidden: Tensor, ops: LayerOps) -> Tensor:
+        """Add the update to `hidden`, in the product that gives it."""
+        return hidden.addmm_(ops.gated(normed, self._weight, self._activation), self._down.T)
+
+
+def norm_of(module: Any) -> Norm:
+    """What an RMSNorm computes; Gemma's kind keeps its weight less 1."""
+    weight = module.weight.detach()
+    if hasattr(module, "variance_epsilon"):
+        return Norm(weight, module.variance_epsilon)
+    return Norm(1.0 + weight.float(), module.eps)
+
+
+def fuse(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product for all; the parameters of each become views of them."""
+    weight = _join([linear.weight for linear in linears])
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return weight, _join(biases) if biases else None
+
+
+def _join(parameters: Sequence[Tensor]) -> Tensor:
+    joined = torch.cat([parameter.data for parameter in parameters])
+    sizes = [len(parameter) for parameter in parameters]
+    for parameter, part in zip(parameters, torch.split(joined, sizes), strict=True):
+        parameter.data = part
+    return joined

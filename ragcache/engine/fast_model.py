@@ -1,0 +1,123 @@
+"""Which layers of a model are run by `fast_layers`.
+
+A layer must be one of transformers' own, untouched and with plain weights. Whether ours does the
+same is not left to reading its attributes: both run on the same input first. So another release of
+transformers, or a setting that we do not know, costs speed and not correctness.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.torch_layer_ops import TorchLayerOps, rotate
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
+from ragcache.engine.fast_layers import ACTIVATIONS, FastLayer, FastNorm
+
+log = logging.getLogger(__name__)
+
+FAMILIES = {
+    f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
+    for name in ("Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
+}
+TRIAL_TOKENS = 8
+
+
+def use_fast_layers(model: PreTrainedModel) -> int:
+    """Make a prepared model run fused where it can; returns how many of its layers do."""
+    decoder: Any = model.get_decoder()
+    layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
+    if not layers:
+        return 0
+    trial = _Trial(model, [*layers, decoder.norm])
+    fused = [trial.replace(each, FastLayer(each, trial.specs[each.self_attn])) for each in layers]
+    trial.replace(decoder.norm, FastNorm(decoder.norm))
+    log.info("%d of %d layers run fused", sum(fused), len(decoder.layers))
+    return sum(fused)
+
+
+def _is_supported(layer: Any) -> bool:
+    if f"{type(layer).__module__}.{type(layer).__qualname__}" not in FAMILIES:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    heads = [attention.q_proj, attention.k_proj, attention.v_proj]
+    halves = [mlp.gate_proj, mlp.up_proj]
+    return (
+        all(_is_untouched(part) for part in layer.modules())
+        and type(mlp.act_fn) in ACTIVATIONS
+        and _can_be_one([*heads, attention.o_proj])
+        and len({linear.bias is None for linear in heads}) == 1
+        and _can_be_one([*halves, mlp.down_proj])
+        and all(linear.bias is None for linear in (*halves, mlp.down_proj))
+    )
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """No hook, no other forward pass, and no parameters that are more than their values."""
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    return all(type(each) is nn.Parameter for each in module.parameters(recurse=False))
+
+
+def _can_be_one(linears: list[nn.Linear]) -> bool:
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return False
+    return len({(linear.weight.dtype, linear.weight.device) for linear in linears}) == 1
+
+
+class _Trial(LayerContext):
+    """A forward pass over a few tokens with plain modules: what each got and gave, to compare."""
+
+    ops = TorchLayerOps()
+
+    def __init__(self, model: PreTrainedModel, modules: list[nn.Module]) -> None:
+        self.specs: dict[nn.Module, AttentionSpec] = {}
+        self._calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Tensor]] = {}
+        hooks = [each.register_forward_hook(self._record, with_kwargs=True) for each in modules]
+        tokens = torch.arange(TRIAL_TOKENS, device=model.device)[None]
+        with torch.inference_mode(), forward_context(self):
+            model(input_ids=tokens, position_ids=7 * tokens, use_cache=False, logits_to_keep=1)
+        for hook in hooks:
+            hook.remove()
+
+    def _record(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        self._calls[module] = args, kwargs, output
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.specs[call.module] = call.spec
+        return _attend(call.query, call.key, call.value, call.spec)
+
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        return _attend(*rotate(call.qkv, call.kv_heads, call.rotation), call.spec)
+
+    def replace(self, module: nn.Module, fast: FastLayer | FastNorm) -> bool:
+        """Let `fast` be the module's forward pass if it gives the same; returns whether it does.
+
+        What must agree is the module's update of its input, within the rounding of its dtype.
+        """
+        args, kwargs, output = self._calls[module]
+        with torch.inference_mode(), forward_context(self):
+            error = (fast.forward(*args, **kwargs) - output).float().norm()
+            update = (output - args[0]).float().norm()
+        epsilon = torch.finfo(output.dtype).eps
+        agrees = bool(error <= epsilon**0.5 * update + epsilon * output.float().norm())
+        if agrees:
+            module.forward = fast.forward
+        else:
+            log.warning("%s does not run fused: its results would differ", type(module).__name__)
+        return agrees
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+    """Causal attention without what `spec` has beside the scale, since both sides share it."""
+    q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
