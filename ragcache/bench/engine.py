@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ragcache.bench import constrained
+from ragcache.bench.chunks import admitted
 from ragcache.bench.options import EngineBench
 from ragcache.engine.attention import NAME
 from ragcache.engine.batch import BatchBuilder
@@ -34,13 +35,13 @@ from ragcache.engine.model import (
     load_model,
 )
 from ragcache.engine.pool import KVPool, LayerShape
-from ragcache.engine.request import Chunk, Request, Sequence
+from ragcache.engine.request import Sequence
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.loader import load_tokenizer
-from ragcache.types import OutputRules, SamplingParams
+from ragcache.types import OutputRules
 
 BLOCK_SIZE = 16
 
@@ -155,18 +156,10 @@ class _Sides:
         for tensor in pool.tensors:
             tensor.normal_()
         runner = ModelRunner(model, pool, get_backend("torch"))
-        chunks = [self._chunk(case, index, cache) for index in range(case.batch)]
+        chunks = admitted(cache, case.batch, case.context, case.query)
         sequences = [chunk.sequence for chunk in chunks]
         batches = BatchBuilder(cache)
         return lambda: runner.run(batches.build(chunks)), sequences
-
-    def _chunk(self, case: Case, index: int, cache: PrefixCache) -> Chunk:
-        prompt = [1] * (case.context + case.query)
-        request = Request(str(index), prompt, SamplingParams(1), b"", frozenset())
-        sequence = Sequence(request, 0)
-        cache.admit(sequence.row, cache.plan(prompt, b""))
-        sequence.num_computed = case.context
-        return Chunk(sequence, case.context, case.query)
 
     def _plain_step(self, case: Case) -> Callable[[], float]:
         model = self._model

@@ -15,7 +15,6 @@ from ragcache_kernels import best_backend, get_backend
 from ragcache_kernels.bench.cases import (
     SHARED_LENGTHS,
     Case,
-    blocks_for,
     break_even,
     break_even_cases,
     chunk_case,
@@ -23,7 +22,7 @@ from ragcache_kernels.bench.cases import (
     shared_case,
 )
 from ragcache_kernels.bench.clock import Ceilings, Clock
-from ragcache_kernels.bench.layer import Heads, Layer
+from ragcache_kernels.bench.layer import Heads, Layer, blocks_for
 from rich.progress import track
 from rich.table import Table
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.bench.clock import Call, Ceilings, Clock, Work
-from ragcache_kernels.bench.layer import BLOCK_SIZE, Layer, layout
+from ragcache_kernels.bench.layer import BLOCK_SIZE, Layer, blocks_for, layout
 from ragcache_kernels.bench.varlen import Unavailable, varlen_decodes
 
+GROWING = "growing shared prefix"
 SHARED_LENGTHS = (64, 128, 256, 512, 1024)
 
 
@@ -42,11 +43,6 @@ class Case:
         return result | {"seconds": step, "control_seconds": control, "gain": gain}
 
 
-def blocks_for(tokens: int) -> int:
-    """Blocks of so many tokens of a sequence."""
-    return -(-tokens // BLOCK_SIZE)
-
-
 def decode_cases(layer: Layer, rows: int, length: int) -> Iterator[Case]:
     """Pages in random places against pages in a row, no pages, and torch's paged attention."""
     per_row = blocks_for(length)
@@ -65,7 +61,7 @@ def decode_cases(layer: Layer, rows: int, length: int) -> Iterator[Case]:
     yield Case("varlen", name, control_name, paged, control, work)
 
 
-def shared_case(layer: Layer, rows: int, shared: int, own: int) -> Case:
+def shared_case(layer: Layer, rows: int, shared: int, own: int, key: str = "shared") -> Case:
     """A prefix that is read once for all against one that each sequence reads for itself."""
     length, common = shared + own, shared // BLOCK_SIZE
     per_row = blocks_for(length)
@@ -76,7 +72,7 @@ def shared_case(layer: Layer, rows: int, shared: int, own: int) -> Case:
     unshared[:, 0] = distinct[:, 0]  # nothing is shared behind a block that differs
     keys = common * BLOCK_SIZE + rows * (length - common * BLOCK_SIZE)
     return Case(
-        "shared",
+        key,
         f"decode {rows} over {shared} shared + {own}",
         "each on its own",
         layer.decodes(sharing, length),
@@ -100,7 +96,7 @@ def chunk_case(layer: Layer, queries: int, context: int) -> Case:
 
 def break_even_cases(layer: Layer, rows: int, own: int) -> Iterator[Case]:
     """Shared prefixes of growing length."""
-    return (shared_case(layer, rows, shared, own) for shared in SHARED_LENGTHS)
+    return (shared_case(layer, rows, shared, own, GROWING) for shared in SHARED_LENGTHS)
 
 
 def break_even(results: list[dict[str, Any]]) -> int | None:

@@ -94,6 +94,11 @@ class Layer:
         return LayerCache(*each)
 
 
+def blocks_for(tokens: int) -> int:
+    """Blocks of so many tokens of a sequence."""
+    return -(-tokens // BLOCK_SIZE)
+
+
 def layout(table: Tensor, queries: int, length: int, block_size: int = BLOCK_SIZE) -> StepLayout:
     """Of sequences that are all alike; their keys are in the cache already."""
     rows = len(table)

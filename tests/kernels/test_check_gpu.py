@@ -1,0 +1,77 @@
+"""The script for a GPU, really run: on one if there is one, else with tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from ragcache_kernels import get_backend
+from ragcache_kernels.bench import checks
+from ragcache_kernels.bench.goals import GOALS
+
+SCRIPT = Path(__file__).parents[2] / "kernels/check_gpu.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu") / "new"
+    command = [sys.executable, str(SCRIPT), "--output", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    return folder
+
+
+def test_the_results_hold_checks_cases_and_a_verdict_on_every_goal(folder: Path) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    assert results["checks"]
+    assert all(check["right"] for check in results["checks"])
+    assert results["failed"] == []
+    keys = {case["key"] for case in results["cases"]}
+    assert {"pages in a row", "varlen", "shared", "chunk", "decode step"} <= keys
+    assert [judged["goal"] for judged in results["goals"]] == [goal.name for goal in GOALS]
+    if not torch.cuda.is_available():
+        assert {judged["verdict"] for judged in results["goals"]} == {"not run"}
+
+
+def test_the_picture_has_a_bar_for_every_case(folder: Path) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    picture = ElementTree.parse(folder / "results.svg").getroot()
+    assert len(picture.findall("{*}rect")) == len(results["cases"])
+
+
+def test_every_goal_can_be_met_and_missed() -> None:
+    good: dict[str, Any] = {
+        "seconds": 1.0, "memory_seconds": 1.0, "compute_seconds": 1.0, "gain": 9.0, "tokens": 64
+    }  # fmt: skip
+    bad: dict[str, Any] = {
+        "seconds": 2.0, "memory_seconds": 1.0, "compute_seconds": 1.0, "gain": 0.5, "tokens": None
+    }  # fmt: skip
+    for goal in GOALS:
+        assert goal.judge({goal.key: good})["verdict"] == "met"
+        assert goal.judge({goal.key: bad})["verdict"] == "missed"
+        assert goal.judge({})["verdict"] == "not run"
+
+
+def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, check = get_backend("torch"), checks.Check(2, 16, torch.float32)
+    assert check.error(backend, torch.device("cpu")) <= 1
+    right = type(backend).attend
+    monkeypatch.setattr(type(backend), "attend", lambda *args: right(*args) * 1.001)
+    assert check.error(backend, torch.device("cpu")) > 1
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_gpu_kernels_pass_the_check(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    # The interpreter is slow: as little as is still shared.
+    monkeypatch.setattr(checks, "LENGTHS", [(1, 1), (5, 20)])
+    monkeypatch.setattr(checks, "SHARED", 192)
+    monkeypatch.setattr(checks, "SHARING", [(1, 193), (1, 208), (1, 225), (1, 230)])
+    check = checks.Check(2, 16, torch.float32, recorded=recorded)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert check.error(get_backend("triton"), device) <= 1
