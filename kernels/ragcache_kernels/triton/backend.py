@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -48,13 +48,14 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
     """Tiles of queries and keys, merged by log-sum-exp.
 
     On a CPU it runs in Triton's interpreter, for tests: where `TRITON_INTERPRET=1` was set before
-    triton was imported.
+    triton was imported. `table` tells how to launch.
     """
 
     name = "triton"
     ops = TritonLayerOps()
 
-    def __init__(self) -> None:
+    def __init__(self, table: Callable[[Case], Config] = choose) -> None:
+        self._table = table
         self._planner = TilePlanner()
         self._kinds: dict[Kind, None] = {}  # of the layers met so far, in order
 
@@ -117,7 +118,7 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
         if plan.recorded:
             phases = (Phase.NARROW_RECORDED, Phase.WIDE_RECORDED)
         case = gpu.arch, max(dim, value_dim), group, str(cache.key.dtype)
-        configs = [choose(Case(*case, phase)) for phase in phases]
+        configs = [self._table(Case(*case, phase)) for phase in phases]
         kind = Kind(spec.window, *(max(1, config.bm // group) for config in configs))
         self._kinds[kind] = None
         work = plan.tiles(kind)

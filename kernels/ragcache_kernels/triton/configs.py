@@ -91,9 +91,14 @@ def default(case: Case) -> Config:
     raise ValueError(f"head dim {case.dim}: the GPU kernels take up to {WIDEST}")
 
 
-@cache
-def _tuned() -> dict[Case, Config]:
+def read_table(path: Path) -> dict[Case, Config]:
+    """The table in a file such as `TUNED`."""
     return {
         Case(**row["case"] | {"phase": Phase(row["case"]["phase"])}): Config(**row["config"])
-        for row in json.loads(TUNED.read_text())
+        for row in json.loads(path.read_text())
     }
+
+
+@cache
+def _tuned() -> dict[Case, Config]:
+    return read_table(TUNED)
