@@ -56,6 +56,11 @@ class ServeSettings(BaseSettings):
         None,
         description="size of each rank's KV pool, such as 4GiB; default: a share of free memory",
     )
+    host_cache_memory: ByteSize | None = Field(
+        None,
+        description="host memory, such as 8GiB, for blocks that the KV pool evicts; they come back "
+        "where that is cheaper than computing them; default: none",
+    )
     max_model_len: PositiveInt | None = Field(
         None, description="prompt and output tokens of one request; default: the model's"
     )
@@ -97,6 +102,8 @@ class ServeSettings(BaseSettings):
     def _consistent(self) -> Self:
         if self.kv_cache_blocks and self.kv_cache_memory:
             raise ValueError("give kv_cache_blocks or kv_cache_memory, not both")
+        if self.host_cache_memory is not None and not self.prefix_caching:
+            raise ValueError("host_cache_memory needs prefix_caching")
         if self.max_running > self.max_batch_tokens:
             raise ValueError("max_running must not exceed max_batch_tokens")
         return self

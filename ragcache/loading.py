@@ -15,6 +15,7 @@ from ragcache.config import ServeSettings
 from ragcache.engine.bridge import EngineClient, Mailboxes
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import CudaRecorder, DecodeGraphs
+from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
     ModelSource,
@@ -27,11 +28,12 @@ from ragcache.engine.model import (
     load_model,
 )
 from ragcache.engine.parallel import check_devices, check_split, smallest
-from ragcache.engine.pool import KVPool, LayerShape, bytes_per_block, pool_blocks
+from ragcache.engine.pool import STAGING, KVPool, LayerShape, bytes_per_block, pool_blocks
 from ragcache.engine.profile import largest_step, step_memory
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.support import prepare_model
+from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.errors import ConfigError
 from ragcache.prefix.cache import PrefixCache
@@ -64,7 +66,8 @@ def load_serving(settings: ServeSettings) -> Serving:
         is_small = settings.model is None
         strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
         runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
-        client = start_engine(runner, loaded.num_blocks, settings)
+        host_blocks, min_swap = measure_host_tier(runner, loaded, served.max_model_len, settings)
+        client = start_engine(runner, loaded.num_blocks, settings, host_blocks, min_swap)
         undo.callback(client.engine.stop)
         if workers is not None:
             workers.watch(client.engine.fail)
@@ -158,7 +161,10 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
             max_kv_len=min(_max_model_len(model, settings), num_blocks * size),
             record=CudaRecorder(),
         )
-    return ModelRunner(model, pool, backend, graphs), num_blocks
+    host = None
+    if settings.host_cache_memory is not None:
+        host = host_pool(pool.tensors, settings.host_cache_memory // settings.tensor_parallel_size)
+    return ModelRunner(model, pool, backend, graphs, host), num_blocks
 
 
 def _fitting_blocks(
@@ -174,13 +180,48 @@ def _fitting_blocks(
         step = largest_step(tokens, settings.max_running, length, size)
         reserved = step_memory(model, layers, backend, step)
         log.info("the largest step takes %d MiB", reserved >> 20)
+        reserved += STAGING if settings.host_cache_memory is not None else 0
     needed = bytes_per_block(layers, size, model.dtype)
     return pool_blocks(needed, memory, model.device, settings.tensor_parallel_size, reserved)
 
 
-def start_engine(runner: Runner, num_blocks: int, settings: ServeSettings) -> EngineClient:
-    """Start an engine thread over a pool of `num_blocks` blocks."""
-    cache = PrefixCache(num_blocks, settings.block_size, share=settings.prefix_caching)
+def measure_host_tier(
+    runner: Runner, loaded: Loaded, max_model_len: int, settings: ServeSettings
+) -> tuple[int, int]:
+    """The blocks of the host tier, and how many of them in a row are worth a swap."""
+    host = loaded.runner.host
+    if host is None:
+        return 0, 1
+    costs = measure(
+        runner,
+        host,
+        num_blocks=loaded.num_blocks,
+        block_size=settings.block_size,
+        max_tokens=min(settings.max_batch_tokens, max_model_len),
+    )
+    if costs.min_swap is None:
+        log.warning("no host tier, since nothing is gained by it: %s", costs)
+        return 0, 1
+    tokens = host.num_blocks * settings.block_size
+    log.info("host tier of %d tokens, from %d blocks on: %s", tokens, costs.min_swap, costs)
+    return host.num_blocks, costs.min_swap
+
+
+def start_engine(
+    runner: Runner,
+    num_blocks: int,
+    settings: ServeSettings,
+    host_blocks: int = 0,
+    min_swap: int = 1,
+) -> EngineClient:
+    """Start an engine thread over a pool of `num_blocks` blocks, and `host_blocks` on the host."""
+    cache = PrefixCache(
+        num_blocks,
+        settings.block_size,
+        share=settings.prefix_caching,
+        host_blocks=host_blocks,
+        min_swap=min_swap,
+    )
     scheduler = Scheduler(
         cache, max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running
     )

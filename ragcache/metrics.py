@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Protocol
 
@@ -118,10 +118,13 @@ class EngineCollector(Collector):
             gauge.add_metric(model, value)
             yield gauge
         blocks = GaugeMetricFamily(
-            "ragcache_kv_blocks", "KV blocks by state", labels=["model_name", "state"]
+            "ragcache_kv_blocks",
+            "KV blocks by where they are and state",
+            labels=["model_name", "tier", "state"],
         )
-        for state in ("free", "cached", "held"):
-            blocks.add_metric([*model, state], getattr(pool, state))
+        for tier, each in (("device", pool), ("host", stats.host and stats.host.pool)):
+            for state in ("free", "cached", "held") if each else ():
+                blocks.add_metric([*model, tier, state], getattr(each, state))
         yield blocks
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
@@ -130,20 +133,42 @@ class EngineCollector(Collector):
             ("prompt_tokens", "Prompt tokens admitted", stats.query_tokens),
             ("prefix_cache_query_tokens", "Tokens looked up in the cache", stats.query_tokens),
             ("prefix_cache_hit_tokens", "Tokens found in the cache", stats.hit_tokens),
-            ("kv_evictions", "Cached blocks given up for new ones", stats.evictions),
             ("preemptions", "Requests that lost their blocks and resumed", stats.preemptions),
         ):
             counter = CounterMetricFamily(f"ragcache_{name}", text, labels=["model_name"])
             counter.add_metric(model, value)
             yield counter
-        sources = CounterMetricFamily(
-            "ragcache_prompt_tokens_by_source",
-            "Prompt tokens by where their KV came from",
-            labels=["model_name", "source"],
+        host = stats.host
+        from_host = host.hit_tokens if host else 0
+        sources = {
+            "computed": stats.query_tokens - stats.hit_tokens,
+            "device": stats.hit_tokens - from_host,
+        }
+        evictions = {"device": stats.evictions}
+        if host is not None:
+            sources["host"] = from_host
+            evictions["host"] = host.evictions
+            swapped = {"out": host.swapped_out, "in": host.swapped_in}
+            yield self._counter(
+                "kv_blocks_swapped", "KV blocks moved to the host and back", "direction", swapped
+            )
+        yield self._counter(
+            "kv_evictions", "Cached blocks given up for new ones", "tier", evictions
         )
-        sources.add_metric([*model, "computed"], stats.query_tokens - stats.hit_tokens)
-        sources.add_metric([*model, "device"], stats.hit_tokens)
-        yield sources
+        yield self._counter(
+            "prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from",
+            "source",
+            sources,
+        )
+
+    def _counter(
+        self, name: str, text: str, label: str, values: Mapping[str, int]
+    ) -> CounterMetricFamily:
+        counter = CounterMetricFamily(f"ragcache_{name}", text, labels=["model_name", label])
+        for value, count in values.items():
+            counter.add_metric([self._source.model_name, value], count)
+        return counter
 
 
 class Metrics:

@@ -200,12 +200,28 @@ class PoolCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStats:
+    """A snapshot of the host tier: its blocks by state, counters since its start.
+
+    `hit_tokens` are those of the engine's hit tokens whose KV was swapped in. `evictions` are
+    blocks that were forgotten.
+    """
+
+    pool: PoolCounts
+    hit_tokens: int
+    evictions: int
+    swapped_out: int  # blocks
+    swapped_in: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine: requests by state, blocks by state, counters since its start.
 
     Every prompt token is counted once, at admission, in `query_tokens`, and there in
     `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
-    through the model, those of a request resumed after preemption again.
+    through the model, those of a request resumed after preemption again. `pool` and `evictions`
+    are the device's.
     """
 
     running: int
@@ -218,6 +234,7 @@ class EngineStats:
     preemptions: int
     computed_tokens: int
     retained: int = 0  # blocks, held or cached, that a breakpoint keeps
+    host: HostStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,24 @@ from ragcache.engine.batch import StepBatch
 
 
 class HashRunner:
-    """Implements `engine.runner.Runner` over `num_blocks` blocks of token ids."""
+    """Implements `engine.runner.Runner` over `num_blocks` blocks of token ids.
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+    It can swap them to `host_blocks` more.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, host_blocks: int = 0
+    ) -> None:
         self._slots: NDArray[np.int64] = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self._host: NDArray[np.int64] = np.full((host_blocks, block_size), -1, dtype=np.int64)
         self._vocab_size = vocab_size
 
     def run(self, batch: StepBatch) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`."""
+        for source, target in batch.swap_outs:
+            self._host[target] = self._slots[source]
+        for source, target in batch.swap_ins:
+            self._slots[target] = self._host[source]
         for source, target in batch.copies:
             self._slots[target] = self._slots[source]
         layout = batch.layout

@@ -11,6 +11,7 @@ from ragcache.engine.request import Chunk, Request, Sequence
 from ragcache.engine.sampler import Sampled, sample
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import GenerationFailed
+from ragcache.prefix.rows import Row
 from ragcache.types import (
     Admitted,
     EngineEvent,
@@ -42,7 +43,7 @@ class Answers:
         self._cache = scheduler.cache
         self._requests: dict[str, Request] = {}
         self._events: Events = []
-        self.query_tokens = self.hit_tokens = 0
+        self.query_tokens = self.hit_tokens = self.host_hit_tokens = 0
 
     def take_events(self) -> Events:
         """The events since the last call, in order."""
@@ -71,14 +72,15 @@ class Answers:
             if sequence.index == index:
                 self._cut(sequence, FinishReason.STOP)
 
-    def announce(self, sequence: Sequence, hit_tokens: int) -> None:
+    def announce(self, sequence: Sequence, row: Row) -> None:
         """Tell and count a request's hit once; coming back after preemption is not news."""
         if sequence.request.admitted:
             return
         sequence.request.admitted = True
         self.query_tokens += sequence.prompt_len
-        self.hit_tokens += hit_tokens
-        self._events.append((sequence.request.id, Admitted(hit_tokens)))
+        self.hit_tokens += row.hit_tokens
+        self.host_hit_tokens += row.host_tokens
+        self._events.append((sequence.request.id, Admitted(row.hit_tokens)))
 
     def extend(self, chunks: list[Chunk], logits: Tensor) -> None:
         """Go on from the chunks of a step, committed by now, and their rows of `logits`."""

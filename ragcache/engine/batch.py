@@ -22,14 +22,17 @@ class StepBatch:
     """One forward pass over T tokens of S sequences.
 
     `input_ids`, `position_ids`: `[1, T]` int64. `last_idx`: `[S']` int64, the rows whose logits
-    are wanted, the last `num_logits` of each chunk. `copies`: block pairs to copy before the
-    pass. All on the host.
+    are wanted, the last `num_logits` of each chunk. Before the pass blocks are moved, in this
+    order: `swap_outs` (device to host) and `swap_ins` (host to device), pairs of source and
+    target, and `copies` within the device. All on the host.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     last_idx: Tensor
     layout: StepLayout
+    swap_outs: list[tuple[int, int]]
+    swap_ins: list[tuple[int, int]]
     copies: list[tuple[int, int]]
 
 
@@ -58,6 +61,7 @@ class BatchBuilder:
         positions = _ranges(starts, counts)
         blocks = table[np.repeat(np.arange(len(chunks)), counts), positions // size]
         tokens = [c.sequence.tokens[c.start : c.start + c.count] for c in chunks]
+        swap_outs, swap_ins = self._cache.take_swaps()
         return StepBatch(
             input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
             position_ids=torch.from_numpy(positions)[None],
@@ -69,6 +73,8 @@ class BatchBuilder:
                 slot_mapping=torch.from_numpy(blocks.astype(np.int64) * size + positions % size),
                 block_size=size,
             ),
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
             copies=self._cache.take_copies(),
         )
 

@@ -17,7 +17,7 @@ from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
-from ragcache.types import EngineStats
+from ragcache.types import EngineStats, HostStats
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +172,8 @@ class Engine:
     def _step(self) -> None:
         chunks = self._scheduler.schedule()
         if admitted := self._scheduler.take_admitted():
-            for sequence, hit_tokens in admitted:
-                self._answers.announce(sequence, hit_tokens)
+            for sequence, row in admitted:
+                self._answers.announce(sequence, row)
             self._flush()  # while the model runs, their hits are explained
         if not chunks:
             return
@@ -206,4 +206,17 @@ class Engine:
             preemptions=scheduler.preemptions,
             computed_tokens=self._computed_tokens,
             retained=cache.retained,
+            host=self._host_stats(),
+        )
+
+    def _host_stats(self) -> HostStats | None:
+        host = self._cache.host
+        if not host.pool.blocks:
+            return None
+        return HostStats(
+            pool=host.pool.counts(),
+            hit_tokens=self._answers.host_hit_tokens,
+            evictions=host.evictions,
+            swapped_out=host.swap_outs.total,
+            swapped_in=host.swap_ins.total,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from ragcache.errors import ConfigError
 
 CGROUP = Path("/sys/fs/cgroup")
+Pairs = Sequence[tuple[int, int]]  # ids of blocks, source and target
+STAGING = 128 << 20  # bytes on a GPU through which blocks are swapped, some at a time
 FREE_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}  # of what is free once the model is loaded
 
 

@@ -34,6 +34,8 @@ def largest_step(
             slot_mapping=torch.full((tokens,), -1),
             block_size=block_size,
         ),
+        swap_outs=[],
+        swap_ins=[],
         copies=[],
     )
 

@@ -1,4 +1,4 @@
-"""One step on one model: copy blocks, write KV, attend, project to logits."""
+"""One step on one model: move blocks, write KV, attend, project to logits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.graphs import DecodeGraphs, staged
+from ragcache.engine.host_pool import HostPool
 from ragcache.engine.pool import KVPool
 
 
@@ -29,7 +30,10 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """Runs steps of a prepared model (see `support.prepare_model`) over its pool."""
+    """Runs steps of a prepared model (see `support.prepare_model`) over its pool.
+
+    `host` is where its blocks can be swapped to, if anywhere.
+    """
 
     def __init__(
         self,
@@ -37,16 +41,21 @@ class ModelRunner:
         pool: KVPool,
         backend: AttentionBackend[Any],
         graphs: DecodeGraphs | None = None,
+        host: HostPool | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._backend = backend
         self._graphs = graphs
+        self.host = host
         self._device = model.device
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""
+        if self.host is not None:
+            self.host.swap_out(batch.swap_outs)
+            self.host.swap_in(batch.swap_ins)
         if batch.copies:
             self._backend.copy_blocks(self._pool.tensors, batch.copies)
         if self._graphs is not None:
@@ -78,7 +87,9 @@ class ModelRunner:
         return output.logits[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """See `Runner`; there is nothing."""
+        """See `Runner`."""
+        if self.host is not None:
+            self.host.close()
 
 
 class _Step(LayerContext):

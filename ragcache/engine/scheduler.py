@@ -28,7 +28,7 @@ from collections import deque
 from ragcache.engine.request import Chunk, Sequence
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import shared_blocks
-from ragcache.prefix.rows import Plan
+from ragcache.prefix.rows import Plan, Row
 
 LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
 SHORT_RUN = 16  # forced tokens that still go with the decodes
@@ -45,7 +45,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.closing: list[Sequence] = []  # ended; the next step computes their last whole blocks
-        self.admitted: list[tuple[Sequence, int]] = []  # with hit tokens, since last taken
+        self.admitted: list[tuple[Sequence, Row]] = []  # since last taken
         self.preemptions = 0
 
     @property
@@ -87,8 +87,8 @@ class Scheduler:
                 sequences.remove(sequence)
         self.cache.release(sequence.row)
 
-    def take_admitted(self) -> list[tuple[Sequence, int]]:
-        """Sequences admitted since the last call, each with its hit tokens."""
+    def take_admitted(self) -> list[tuple[Sequence, Row]]:
+        """Sequences admitted since the last call, each with its row."""
         admitted, self.admitted = self.admitted, []
         return admitted
 
@@ -249,7 +249,7 @@ class Scheduler:
         sequence.plan = None
         sequence.shared.clear()
         self.running.append(sequence)
-        self.admitted.append((sequence, row.hit_tokens))
+        self.admitted.append((sequence, row))
         return True
 
 

@@ -11,7 +11,7 @@ from ragcache.gateway.backend import BACKEND
 from ragcache.gateway.explanations import explanation_body
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.tenants import TENANT
-from ragcache.types import EngineStats
+from ragcache.types import EngineStats, PoolCounts
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
@@ -84,21 +84,27 @@ async def cache_stats(request: web.Request) -> web.Response:
 
 
 def _engine(stats: EngineStats) -> dict[str, Any]:
-    pool = stats.pool
-    return {
-        "pool": {
-            "free": pool.free,
-            "cached": pool.cached,
-            "held": pool.held,
-            "total": pool.total,
-            "retained": stats.retained,
-        },
+    body: dict[str, Any] = {
+        "pool": {**_blocks(stats.pool), "retained": stats.retained},
         "computed_tokens": stats.computed_tokens,
         "evictions": stats.evictions,
         "preemptions": stats.preemptions,
         "running": stats.running,
         "waiting": stats.waiting,
     }
+    if stats.host is not None:
+        body["host"] = {
+            "pool": _blocks(stats.host.pool),
+            "hit_tokens": stats.host.hit_tokens,
+            "evictions": stats.host.evictions,
+            "swapped_out": stats.host.swapped_out,
+            "swapped_in": stats.host.swapped_in,
+        }
+    return body
+
+
+def _blocks(pool: PoolCounts) -> dict[str, int]:
+    return {"free": pool.free, "cached": pool.cached, "held": pool.held, "total": pool.total}
 
 
 async def cache_explain(request: web.Request) -> web.Response:

@@ -1,7 +1,8 @@
 """Physical blocks, and the pool that lends them.
 
 A block is its own node in the prefix tree and its own link in the queue, so there is no second
-structure that could disagree about where it is:
+structure that could disagree about where it is. In each of the two pools, that of the device and
+that of the host:
 
     parent       set      None
     ref_count
@@ -33,7 +34,10 @@ class Node:
 
 
 class Block(Node):
-    """One physical block; published, that is findable by later prompts, while `parent` is set."""
+    """One physical block; published, that is findable by later prompts, while `parent` is set.
+
+    Its `id` counts within its pool: the host's, or the device's.
+    """
 
     __slots__ = (
         "copies",
@@ -43,14 +47,16 @@ class Block(Node):
         "keep_until",
         "name",
         "next",
+        "on_host",
         "prev",
         "ref_count",
         "retained_children",
     )
 
-    def __init__(self, block_id: int) -> None:
+    def __init__(self, block_id: int, on_host: bool = False) -> None:
         super().__init__()
         self.id = block_id
+        self.on_host = on_host
         self.name: bytes | None = None  # of a published block, once somebody asked
         self.ref_count = 0  # block tables it is in, plus `copies`
         self.copies = 0  # copies under way from or to it
@@ -60,17 +66,20 @@ class Block(Node):
         self.retained_children = 0
         self.prev = self.next = self  # meaningful only in the queue
 
+    def __str__(self) -> str:
+        return f"host block {self.id}" if self.on_host else f"block {self.id}"
+
 
 class BlockPool:
-    """All physical blocks and the queue of those that nobody holds.
+    """All physical blocks of a tier and the queue of those that nobody holds.
 
-    A parent enters the queue after all its children: whoever holds a block holds its parents too
-    and releases them after it, and the parent of a retained block is retained. Hence the front of
-    the queue is always a leaf.
+    A parent enters the queue after all its children in this pool: whoever holds a block holds its
+    parents too and releases them after it, and the parent of a retained block is retained. Hence
+    the front of the queue is always a leaf, as far as this pool goes.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+    def __init__(self, num_blocks: int, on_host: bool = False) -> None:
+        self.blocks = [Block(block_id, on_host) for block_id in range(num_blocks)]
         self.free = num_blocks
         self.cached = 0
         self._mark = Block(-1)  # retained blocks lie behind it

@@ -1,8 +1,8 @@
 """The prefix cache: which request holds which blocks, and which prefixes can be found.
 
 It moves block ids only; the K and V themselves, and the copies it asks for, are the engine's.
-The life of a request: `plan` → `admit` → (`grow` → `take_copies` → one step → `copies_done` →
-`commit`)* → `release`. Not thread-safe: the engine thread owns it.
+The life of a request: `plan` → `admit` → (`grow` → `take_swaps`, `take_copies` → one step →
+`copies_done` → `commit`)* → `release`. Not thread-safe: the engine thread owns it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from ragcache.prefix import integrity
 from ragcache.prefix.blocks import Block
 from ragcache.prefix.copies import Copies
+from ragcache.prefix.host import HostTier
 from ragcache.prefix.names import OWNER_BYTES
 from ragcache.prefix.rows import Plan, Row
 from ragcache.prefix.store import BlockStore
@@ -25,7 +26,9 @@ class PrefixCache:
 
     Token lists are kept by reference and may only be appended to while in use. With `share` off
     nothing is ever published, hence nothing found: the control for every measurement. At most
-    `retain_share` of the blocks are retained; `clock` counts the seconds of their ttl.
+    `retain_share` of the blocks are retained; `clock` counts the seconds of their ttl. Evicted
+    blocks move to `host_blocks` blocks in host memory, if there are any, and come back where
+    at least `min_swap` of them are hit in a row.
     """
 
     def __init__(
@@ -36,18 +39,23 @@ class PrefixCache:
         share: bool = True,
         retain_share: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
+        host_blocks: int = 0,
+        min_swap: int = 1,
     ) -> None:
         self.block_size = block_size
         self.share = share
-        self._store = BlockStore(num_blocks, block_size, retain_share, clock)
+        self._store = BlockStore(num_blocks, block_size, retain_share, clock, host_blocks, min_swap)
         self._pool = self._store.pool
         self._retention = self._store.retention
         self._rows: dict[Hashable, Row] = {}
-        self._copies = Copies(self._pool)
+        # Released, but keeping all blocks until those that are swapped in for them have arrived:
+        # a swap holds its target only, and whoever holds a block must hold its parents.
+        self._leaving: list[Row] = []
+        self._copies = Copies(self._pool, self._pool)
 
     @property
     def generation(self) -> int:
-        """Moves when a block is published, evicted or dropped: older plans may have aged."""
+        """Moves when a block is published, evicted, swapped in or dropped: plans may have aged."""
         return self._store.index.generation
 
     @property
@@ -57,8 +65,13 @@ class PrefixCache:
 
     @property
     def evictions(self) -> int:
-        """Cached blocks forgotten to make room, ever."""
+        """Cached blocks given up by the device to make room, ever; also those that were moved."""
         return self._store.evictions
+
+    @property
+    def host(self) -> HostTier:
+        """The host tier, for its counts."""
+        return self._store.host
 
     @property
     def retained(self) -> int:
@@ -66,22 +79,26 @@ class PrefixCache:
         return self._retention.count
 
     def counts(self) -> PoolCounts:
-        """Count the blocks by state."""
+        """Count the device's blocks by state."""
         return self._pool.counts()
 
     def plan(self, tokens: Sequence[int], namespace: bytes, limit: int | None = None) -> Plan:
         """Match the longest published prefix of whole blocks; changes nothing.
 
         At least one token is left to compute, so that there are logits to sample from. At most
-        `limit` tokens are hit, if given. `namespace` is a `namespace_name`.
+        `limit` tokens are hit, if given. `namespace` is a `namespace_name`. Blocks on the host are
+        hits where swapping them in is worth it.
         """
         most = max(len(tokens) - 1, 0)
-        hits = self._store.match(namespace, tokens, most if limit is None else min(limit, most))
+        run = self._store.match(namespace, tokens, most if limit is None else min(limit, most))
+        hits, host_hits = self._store.host.split(run)
         return Plan(
             tokens,
             namespace,
             hits,
-            hit_tokens=len(hits) * self.block_size,
+            host_hits,
+            hit_tokens=(len(hits) + len(host_hits)) * self.block_size,
+            host_tokens=len(host_hits) * self.block_size,
             blocks_needed=self._blocks_needed(len(tokens), hits),
             generation=self.generation,
             limit=limit,
@@ -107,6 +124,7 @@ class PrefixCache:
         self._pool.hold(plan.hits)
         self._retention.refresh(plan.hits)
         table = [block.id for block in plan.hits]
+        table += self._store.swap_in(plan.host_hits)
         table += self._store.take(self._blocks(num_tokens) - len(table))
         row = self._rows[request_id] = Row.start(plan, table, publish_limit if self.share else 0)
         return row
@@ -127,7 +145,9 @@ class PrefixCache:
             return False
         if shared is not None:
             row.table[-1:] = self._store.take(1)  # our reference to the old one is the copy's
-            self._copies.add(shared, self._pool.blocks[row.table[-1]])
+            target = self._pool.blocks[row.table[-1]]
+            self._pool.hold([target])
+            self._copies.add(shared, target)
         row.table += self._store.take(new)
         row.num_tokens = num_tokens
         return True
@@ -171,30 +191,43 @@ class PrefixCache:
         """
         return self._copies.take()
 
+    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Hand the swaps to that step: out (device id, host id), and in (host id, device id).
+
+        They must run before its copies, those out first: one may be read by one in. Both ends
+        stay held until `copies_done`.
+        """
+        return self.host.swap_outs.take(), self.host.swap_ins.take()
+
     def copies_done(self) -> None:
-        """Let go of the copies taken so far: they have run. Comes before that step's `commit`."""
-        self._copies.done()
+        """Let go of the copies and swaps taken so far: they have run. Comes before `commit`."""
+        for copies in (self.host.swap_outs, self.host.swap_ins, self._copies):
+            copies.done()
+        leaving, self._leaving = self._leaving, []
+        for row in leaving:
+            self._let_go(row)
 
     def release(self, request_id: Hashable) -> None:
         """End a request in whatever state; does nothing for an id that is not running.
 
-        Its blocks go tail first, so a prefix is evicted from its end.
+        Its blocks go tail first, so a prefix is evicted from its end. Where blocks are being
+        swapped in for it, it keeps them all until `copies_done`.
         """
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._retention.expire()
-            self._pool.release(reversed(self._held(row)))
+            self._let_go(row)
 
     def retain(self, namespace: bytes, tokens: Sequence[int], ttl: float) -> int:
         """Keep a published prefix for `ttl` seconds from now, and anew from every read.
 
         Softly: its blocks are evicted after all others, and no more are retained than a share of
         the pool, which owners divide fairly, see `Retention`. Returns the number of retained
-        tokens: whole published blocks from the first on; a `ttl` of 0 retains none.
+        tokens: whole published blocks of the device from the first on; a `ttl` of 0 retains none.
         """
         if ttl <= 0:
             return 0
-        path = self._store.match(namespace, tokens, len(tokens))
+        path, _ = self._store.host.split(self._store.match(namespace, tokens, len(tokens)))
         return self._retention.retain(namespace[:OWNER_BYTES], path, ttl) * self.block_size
 
     def drop(self, owner: bytes) -> int:
@@ -203,7 +236,7 @@ class PrefixCache:
         Running requests keep their blocks but publish no more: what they compute rests on KV
         from before. Returns how many blocks were forgotten.
         """
-        for row in self._rows.values():
+        for row in (*self._rows.values(), *self._leaving):
             if row.namespace.startswith(owner):
                 row.publish_limit = 0
         return self._store.drop(owner)
@@ -224,8 +257,20 @@ class PrefixCache:
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError. Walks everything: for idle times."""
-        copies = self._copies.waiting + self._copies.running
-        integrity.check(self._store, list(self._rows.values()), copies)
+        integrity.check(self._store, [*self._rows.values(), *self._leaving], self._copies)
+
+    def _let_go(self, row: Row) -> None:
+        if self._swapping(row):
+            self._leaving.append(row)
+        else:
+            self._pool.release(reversed(self._held(row)))
+
+    def _swapping(self, row: Row) -> bool:
+        """Whether KV is still to be swapped in: its last hit is then the target of a copy."""
+        if not row.host_tokens:
+            return False
+        last_hit = row.table[row.hit_tokens // self.block_size - 1]
+        return self._pool.blocks[last_hit].copies > 0
 
     def _require_new(self, request_id: Hashable) -> None:
         if request_id in self._rows:

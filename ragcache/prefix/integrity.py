@@ -1,4 +1,4 @@
-"""The invariants of pool, tree, retention and rows.
+"""The invariants of pools, tree, retention and rows.
 
 Each comes with the sentence that names it when it breaks. They raise AssertionError by hand,
 since `assert` statements are gone under `python -O`.
@@ -11,21 +11,28 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from ragcache.prefix.blocks import Block, BlockPool, Node
+from ragcache.prefix.copies import Copies
 from ragcache.prefix.ends import Ends
 from ragcache.prefix.names import block_keys
-from ragcache.prefix.radix import RadixIndex, walk
+from ragcache.prefix.radix import walk
 from ragcache.prefix.retention import Retention
 from ragcache.prefix.rows import Row
 from ragcache.prefix.store import BlockStore
 
 
-def check(
-    store: BlockStore, rows: Collection[Row], copies: Collection[tuple[Block, Block]]
-) -> None:
-    """Verify everything; raises AssertionError. Linear in the pool and in the rows' tokens."""
-    _check_owners(store.pool, rows, copies)
-    _check_queue(store.pool)
-    _check_tree(store.pool, store.index, width=store.block_size * 4)
+def check(store: BlockStore, rows: Collection[Row], copies: Copies) -> None:
+    """Verify everything; raises AssertionError. Linear in the pools and in the rows' tokens."""
+    swaps = [store.host.swap_outs, store.host.swap_ins]
+    copied = [
+        block
+        for each in (copies, *swaps)
+        for block in chain.from_iterable(each.waiting + each.running)
+    ]
+    _check_owners(store.pool, rows, [block for block in copied if not block.on_host])
+    _check_owners(store.host.pool, [], [block for block in copied if block.on_host])
+    for pool in (store.pool, store.host.pool):
+        _check_queue(pool)
+    _check_tree(store, width=store.block_size * 4)
     _check_retention(store.pool, store.retention)
     for row in rows:
         _check_row(store, row)
@@ -36,17 +43,15 @@ def _require(holds: bool, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def _check_owners(
-    pool: BlockPool, rows: Iterable[Row], copies: Iterable[tuple[Block, Block]]
-) -> None:
+def _check_owners(pool: BlockPool, rows: Iterable[Row], ends: Iterable[Block]) -> None:
     """Every reference belongs to a row's table entry or to an end of a copy."""
-    copied = Counter(block.id for block in chain.from_iterable(copies))
+    copied = Counter(block.id for block in ends)
     owners = copied + Counter(chain.from_iterable(row.table for row in rows))
     for block in pool.blocks:
         owned, copying = owners.get(block.id, 0), copied.get(block.id, 0)
         if block.ref_count != owned or block.copies != copying:
             raise AssertionError(
-                f"block {block.id} has {owned} owners, {copying} of them copies, "
+                f"{block} has {owned} owners, {copying} of them copies, "
                 f"but counts {block.ref_count} and {block.copies}"
             )
 
@@ -59,17 +64,17 @@ def _check_queue(pool: BlockPool) -> None:
     passed: set[Block] = set()
     retained_passed = False
     for block in pool.queue():
-        _require(block not in passed, f"block {block.id} is twice in the queue")
-        _require(block.ref_count == 0, f"block {block.id} is held, yet in the queue")
-        _require(block.next.prev is block, f"block {block.id} is not linked back to")
+        _require(block not in passed, f"{block} is twice in the queue")
+        _require(block.ref_count == 0, f"{block} is held, yet in the queue")
+        _require(block.next.prev is block, f"{block} is not linked back to")
         _require(
-            passed.issuperset(block.children.values()),
-            f"block {block.id} would be evicted before its children",
+            passed.issuperset(_children(block, on_host=block.on_host)),
+            f"{block} would be evicted before its children",
         )
         retained_passed |= block.keep_ttl > 0
         _require(
             (block.keep_ttl > 0) == retained_passed,
-            f"block {block.id} is in the wrong part of the queue",
+            f"{block} is in the wrong part of the queue",
         )
         passed.add(block)
     cached = sum(block.parent is not None for block in passed)
@@ -82,31 +87,42 @@ def _check_queue(pool: BlockPool) -> None:
     )
 
 
-def _check_tree(pool: BlockPool, index: RadixIndex, width: int) -> None:
-    """Tree and blocks agree in both directions, and no namespace is empty."""
+def _children(block: Block, on_host: bool) -> list[Block]:
+    return [child for child in block.children.values() if child.on_host == on_host]
+
+
+def _check_tree(store: BlockStore, width: int) -> None:
+    """Tree and blocks agree in both directions, and no namespace is empty.
+
+    Below host blocks there are only host blocks.
+    """
     found: set[Block] = set()
-    for namespace, root in index.roots.items():
+    for namespace, root in store.index.roots.items():
         _require(root.key == namespace, "a root has the key of another namespace")
         _require(bool(root.children), "an empty namespace has kept its root")
         for block in walk(root):
-            _require(block not in found, f"block {block.id} is twice in the tree")
-            _require(len(block.key) == width, f"block {block.id} has a key of another size")
+            _require(block not in found, f"{block} is twice in the tree")
+            _require(len(block.key) == width, f"{block} has a key of another size")
             _check_link(block)
+            _require(
+                not (block.on_host and _children(block, on_host=False)),
+                f"{block} has a child on the device",
+            )
             found.add(block)
-    for block in pool.blocks:
+    for block in chain(store.pool.blocks, store.host.pool.blocks):
         _require(
             (block.parent is not None) == (block in found),
-            f"block {block.id} is published but not in the tree, or the reverse",
+            f"{block} is published but not in the tree, or the reverse",
         )
         _require(
             block in found or not (block.key or block.name or block.children),
-            f"block {block.id} is not published but keeps a key, a name or children",
+            f"{block} is not published but keeps a key, a name or children",
         )
 
 
 def _check_link(block: Block) -> None:
     linked = block.parent is not None and block.parent.children.get(block.key) is block
-    _require(linked, f"block {block.id} is not the child its parent knows")
+    _require(linked, f"{block} is not the child its parent knows")
 
 
 def _check_retention(pool: BlockPool, retention: Retention) -> None:
@@ -117,14 +133,14 @@ def _check_retention(pool: BlockPool, retention: Retention) -> None:
     children = Counter(block.parent for block in retained)
     for block in pool.blocks:
         count = block.retained_children
-        _require(count == children[block], f"block {block.id} counts {count} retained children")
+        _require(count == children[block], f"{block} counts {count} retained children")
     for block in retained:
-        _require(block.parent is not None, f"block {block.id} is retained, yet not published")
+        _require(block.parent is not None, f"{block} is retained, yet not published")
         parent = block.parent
         outlived = isinstance(parent, Block) and not (
             parent.keep_until >= block.keep_until and parent.keep_ttl >= block.keep_ttl
         )
-        _require(not outlived, f"block {block.id} is retained longer than its parent")
+        _require(not outlived, f"{block} is retained longer than its parent")
     _check_ends(retention.ends, retained)
     grouped: defaultdict[bytes, list[Block]] = defaultdict(list)
     for block in retained:
@@ -140,9 +156,9 @@ def _check_ends(ends: Ends, retained: Iterable[Block]) -> None:
     """Of these blocks, `ends` are those without a retained child, and it knows the first."""
     expected = [block for block in retained if not block.retained_children]
     for block in expected:
-        _require(block in ends, f"block {block.id} is an end, but not known as one")
+        _require(block in ends, f"{block} is an end, but not known as one")
         in_order = ends.first().keep_until <= block.keep_until
-        _require(in_order, f"block {block.id} would not be seen to end")
+        _require(in_order, f"{block} would not be seen to end")
     _require(len(ends) == len(expected), f"{len(ends)} blocks are known as ends")
 
 
@@ -157,6 +173,6 @@ def _check_row(store: BlockStore, row: Row) -> None:
         block = store.pool.blocks[block_id]
         _require(
             block.parent is not None and block.parent is parent and block.key == key,
-            f"block {block.id} is not what its row's tokens say",
+            f"{block} is not what its row's tokens say",
         )
         parent = block

@@ -46,11 +46,24 @@ class RadixIndex:
         """Forget a published block that has no children, and its namespace after the last one."""
         parent = leaf.parent
         if parent is None or leaf.children:
-            raise ValueError(f"block {leaf.id} is not a leaf of the tree")
+            raise ValueError(f"{leaf} is not a leaf of the tree")
         del parent.children[leaf.key]
         _unpublish(leaf)
         if not parent.children and parent.parent is None:
             del self.roots[parent.key]
+        self.generation += 1
+
+    def replace(self, old: Block, new: Block) -> None:
+        """Put an unpublished block where `old` is. Costs a write for each of its children."""
+        parent = old.parent
+        if parent is None:
+            raise ValueError(f"{old} is not in the tree")
+        new.parent, new.key, new.name = parent, old.key, old.name
+        new.children, old.children = old.children, new.children
+        for child in new.children.values():
+            child.parent = new
+        parent.children[new.key] = new
+        _unpublish(old)
         self.generation += 1
 
     def drop(self, prefix: bytes) -> list[Block]:
@@ -64,7 +77,7 @@ class RadixIndex:
 
 
 def walk(root: Node) -> Iterator[Block]:
-    """Yield every block below a root, parents before their children."""
+    """Yield every block below a node, parents before their children."""
     pending = list(root.children.values())
     while pending:
         block = pending.pop()

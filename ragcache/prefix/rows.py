@@ -15,8 +15,10 @@ class Plan:
 
     tokens: Sequence[int]
     namespace: bytes
-    hits: Sequence[Block]
-    hit_tokens: int
+    hits: Sequence[Block]  # on the device
+    host_hits: Sequence[Block]  # behind them; to be swapped in
+    hit_tokens: int  # of both
+    host_tokens: int  # of the host hits
     blocks_needed: int  # out of the queue: new blocks, and hits that nobody holds yet
     generation: int
     limit: int | None  # of the hit tokens
@@ -35,6 +37,7 @@ class Row:
     namespace: bytes
     table: list[int]  # logical block -> physical id
     hit_tokens: int
+    host_tokens: int  # the last of the hit tokens: their KV is swapped in before the next step
     num_tokens: int
     num_computed: int
     publish_limit: int  # every whole block below it and below num_computed is published
@@ -47,6 +50,7 @@ class Row:
             plan.namespace,
             table,
             hit_tokens=plan.hit_tokens,
+            host_tokens=plan.host_tokens,
             num_tokens=len(plan.tokens),
             num_computed=plan.hit_tokens,
             publish_limit=sys.maxsize if publish_limit is None else publish_limit,

@@ -202,7 +202,7 @@ def test_an_idle_cache_is_neither_empty_nor_in_use(gateway, complete):
     gateway.at_rest()
     metrics = gateway.metrics()
     free, cached, held = (
-        metrics[f'ragcache_kv_blocks{{model_name="tiny",state="{state}"}}']
+        metrics[f'ragcache_kv_blocks{{model_name="tiny",state="{state}",tier="device"}}']
         for state in ("free", "cached", "held")
     )
     assert (held, free + cached) == (0, gateway.serving.stats().pool.total)

@@ -291,6 +291,8 @@ async def test_metrics_and_stats_add_up(url, client):
         (["--max-model-len", "9000"], "8192 positions"),
         (["--device", "cuda"], "no CUDA device"),
         (["--kv-cache-memory", "1KB"], "kv_cache_memory"),
+        (["--host-cache-memory", "1KB"], "host_cache_memory: 1000 bytes hold no block"),
+        (["--host-cache-memory", "1GiB", "--no-prefix-caching"], "host_cache_memory needs"),
     ],
 )
 def test_a_wrong_option_is_one_clear_line(options, message):

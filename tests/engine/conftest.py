@@ -136,9 +136,10 @@ class Bench:
         max_batch_tokens: int = 32,
         max_running: int = 8,
         share: bool = True,
+        host_blocks: int = 0,
     ) -> None:
-        self.model = HashRunner(num_blocks, BLOCK, VOCAB)
-        self.cache = PrefixCache(num_blocks, BLOCK, share=share)
+        self.model = HashRunner(num_blocks, BLOCK, VOCAB, host_blocks)
+        self.cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
         self.scheduler = Scheduler(
             self.cache, max_batch_tokens=max_batch_tokens, max_running=max_running
         )
@@ -166,7 +167,7 @@ class Bench:
         for _ in range(limit):
             if not self.scheduler.busy:
                 counts = self.cache.counts()
-                assert counts.held == 0
+                assert counts.held == self.cache.host.pool.counts().held == 0
                 return self.sink.outcomes
             self.step()
         raise AssertionError("the engine did not come to rest")

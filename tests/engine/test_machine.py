@@ -29,10 +29,15 @@ class Traffic(RuleBasedStateMachine):
         budget=st.integers(6, 24),
         running=st.integers(1, 6),
         share=st.booleans(),
+        host_blocks=st.sampled_from([0, 5, 60]),
     )
-    def start(self, num_blocks, budget, running, share):
+    def start(self, num_blocks, budget, running, share, host_blocks):
         self.engine = self.make(
-            num_blocks, max_batch_tokens=budget, max_running=running, share=share
+            num_blocks,
+            max_batch_tokens=budget,
+            max_running=running,
+            share=share,
+            host_blocks=host_blocks,
         )
         self.prompts, self.rules, self.aborted = {}, {}, set()
 

@@ -21,6 +21,7 @@ OPTIONS = {
     "device": "cpu",
     "dtype": "float32",
     "kv_cache_blocks": 64,
+    "host_cache_memory": "4MiB",
     "max_batch_tokens": 48,
     "served_model_name": ["tiny"],
 }
@@ -105,6 +106,17 @@ async def test_requests_together_are_answered_as_alone(split):
     together = await asyncio.gather(*map(split.complete, bodies))
     alone = [await split.complete({**each, "cache_salt": "alone"}) for each in bodies]
     assert list(map(texts, together)) == list(map(texts, alone))
+
+
+async def test_what_was_evicted_comes_back_on_all_ranks(whole, split):
+    for salt in range(8):  # some 15 blocks each
+        await ask_both(whole, split, cache_salt=f"{salt}")
+    before = split.serving.stats().host
+    warm = await ask_both(whole, split, cache_salt="0")
+    assert cached(warm) == (warm["usage"]["prompt_tokens"] - 1) // 16 * 16
+    after = split.serving.stats().host
+    assert after.hit_tokens - before.hit_tokens == cached(warm)
+    assert after.pool.total == whole.serving.stats().host.pool.total
 
 
 def test_a_split_model_has_a_name_of_its_own(whole, split):

@@ -24,6 +24,7 @@ from ragcache.types import (
     Explanation,
     FinishReason,
     GenerateRequest,
+    HostStats,
     Message,
     PoolCounts,
     TextLogprob,
@@ -148,6 +149,7 @@ class FakeServing:
         self.held = 0
         self.dropped: list[str] = []  # tenants
         self.not_ready: str | None = None
+        self.host: HostStats | None = None
 
     async def start(self, request: GenerateRequest) -> FakeGeneration:
         if self.script.refuse is not None:
@@ -178,6 +180,7 @@ class FakeServing:
             evictions=3,
             preemptions=1,
             computed_tokens=self.query_tokens - self.hit_tokens,
+            host=self.host,
         )
 
     async def drop_cache(self, tenant: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache.errors import EngineUnavailable
-from ragcache.types import Explanation, MissReason
+from ragcache.types import Explanation, HostStats, MissReason, PoolCounts
 
 ASK = {"model": "alias", "messages": [{"role": "user", "content": "one two three four five six"}]}
 
@@ -68,18 +68,38 @@ async def test_between_n_tokens_there_are_n_minus_one_gaps(client, scrape):
 
 
 async def test_the_engine_is_read_at_scrape_time(serving, scrape):
-    assert (await scrape())["ragcache_kv_blocks", "held"] == 0
+    assert (await scrape())["ragcache_kv_blocks", "held", "device"] == 0
     serving.held = 30
     samples = await scrape()
-    assert samples["ragcache_kv_blocks", "held"] == 30
-    assert samples["ragcache_kv_blocks", "cached"] == 10
-    assert samples["ragcache_kv_blocks", "free"] == 60
+    assert samples["ragcache_kv_blocks", "held", "device"] == 30
+    assert samples["ragcache_kv_blocks", "cached", "device"] == 10
+    assert samples["ragcache_kv_blocks", "free", "device"] == 60
     assert samples["ragcache_kv_usage_ratio",] == 0.3
     assert samples["ragcache_requests_running",] == 30
     assert samples["ragcache_requests_waiting",] == 0
-    assert samples["ragcache_kv_evictions_total",] == 3
+    assert samples["ragcache_kv_evictions_total", "device"] == 3
+    assert not any("host" in labels for labels in samples)
     assert samples["ragcache_preemptions_total",] == 1
     assert samples["ragcache_cache_config_info", "4", "100"] == 1
+
+
+async def test_the_host_tier_is_told_apart(client, serving, scrape):
+    serving.host = HostStats(PoolCounts(free=5, cached=3, held=2), 2, 6, 40, 30)
+    serving.script.cached_tokens = 3
+    await client.chat.completions.create(**ASK)
+    samples = await scrape()
+    assert samples["ragcache_kv_blocks", "free", "host"] == 5
+    assert samples["ragcache_kv_blocks", "cached", "host"] == 3
+    assert samples["ragcache_kv_blocks", "held", "host"] == 2
+    assert samples["ragcache_kv_evictions_total", "host"] == 6
+    assert samples["ragcache_kv_blocks_swapped_total", "out"] == 40
+    assert samples["ragcache_kv_blocks_swapped_total", "in"] == 30
+    sources = {
+        source: samples["ragcache_prompt_tokens_by_source_total", source]
+        for source in ("computed", "device", "host")
+    }
+    prompt = samples["ragcache_prompt_tokens_total",]
+    assert sources == {"computed": prompt - 3, "device": 1, "host": 2}
 
 
 async def test_every_request_has_one_outcome(client, http, serving, scrape):

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from ragcache.errors import ConfigError
 from ragcache.metrics import HitRate
-from ragcache.types import Explanation, MissReason
+from ragcache.types import Explanation, HostStats, MissReason, PoolCounts
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}]}
 
@@ -86,6 +86,18 @@ async def test_cache_stats_tell_hit_rates_tokens_and_blocks(url, client, serving
     assert stats["computed_tokens"] == 5
     assert (stats["block_size"], stats["evictions"], stats["preemptions"]) == (4, 3, 1)
     assert (stats["running"], stats["waiting"]) == (0, 0)
+    assert "host" not in stats
+
+
+async def test_cache_stats_show_the_host_tier_where_there_is_one(url, serving):
+    serving.host = HostStats(PoolCounts(free=5, cached=3, held=2), 8, 6, 40, 30)
+    assert (await get(url, "/cache/stats"))[1]["host"] == {
+        "pool": {"free": 5, "cached": 3, "held": 2, "total": 10},
+        "hit_tokens": 8,
+        "evictions": 6,
+        "swapped_out": 40,
+        "swapped_in": 30,
+    }
 
 
 def test_a_hit_rate_forgets_what_lies_outside_its_window():

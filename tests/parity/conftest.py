@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ragcache.engine.answers import Answers
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import DecodeGraphs, Record
+from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
@@ -189,11 +190,12 @@ class Pair:
         share: bool = True,
         backend: str = "torch",
         record: Record | None = None,
+        host_blocks: int = 0,
     ) -> RecordingEngine:
         pool = KVPool(self.layers, num_blocks, BLOCK, self.plain.dtype, torch.device("cpu"))
         for tensor in pool.tensors:
             tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
-        cache = PrefixCache(num_blocks, BLOCK, share=share)
+        cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
         kernels, graphs = get_backend(backend), None
         if record is not None:
@@ -204,7 +206,9 @@ class Pair:
                 max_kv_len=num_blocks * BLOCK,
                 record=record,
             )
-        runner = ModelRunner(self.paged, pool, kernels, graphs)
+        block_bytes = sum(tensor[0].nbytes for tensor in pool.tensors)
+        host = host_pool(pool.tensors, host_blocks * block_bytes) if host_blocks else None
+        runner = ModelRunner(self.paged, pool, kernels, graphs, host)
         return RecordingEngine(runner, scheduler, _Sink())
 
     def run(

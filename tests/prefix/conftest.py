@@ -31,10 +31,17 @@ class SmallCache(PrefixCache):
         return row
 
     def run(self, request_id: Hashable, tokens: Sequence[int], tenant: bytes = tenant) -> Row:
-        """Admit a prompt and compute all of it."""
+        """Admit a prompt and compute all of it, after what is to be swapped for it."""
         row = self.start(request_id, tokens, tenant)
+        self.run_swaps()
         self.commit(request_id, len(tokens))
         return row
+
+    def run_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Let the swaps of a step run; returns those out and those in."""
+        swaps = self.take_swaps()
+        self.copies_done()
+        return swaps
 
     def serve(self, tokens: Sequence[int], tenant: bytes = tenant) -> int:
         """Run a prompt to its end; returns its hit tokens."""

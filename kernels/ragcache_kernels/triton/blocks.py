@@ -13,23 +13,23 @@ from torch import Tensor
 CHUNK = 1024  # elements of a program
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["layers"])
 def move_blocks(
     caches_ptr,
     ids_ptr,
     staging_ptr,
-    count,
+    layers,
     elements,
     GATHER: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (i, c, l): chunk c of block `ids[i]` of cache l; `staging` is `[L, n, elements]`."""
+    """Program (i, c, l): chunk c of block `ids[i]` of cache l; `staging` is `[n, L, elements]`."""
     block = tl.program_id(0)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     layer = tl.program_id(2).to(tl.int64)
     cache = tl.load(caches_ptr + layer).to(staging_ptr.dtype)
     cache = cache + tl.load(ids_ptr + block) * elements + at
-    staging = staging_ptr + (layer * count + block) * elements + at
+    staging = staging_ptr + (block * layers + layer) * elements + at
     inside = at < elements
     if GATHER:
         tl.store(staging, tl.load(cache, mask=inside), mask=inside)
@@ -46,38 +46,56 @@ def copy_blocks(caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> N
     by_size: dict[int, list[Tensor]] = {}
     for cache in caches:
         by_size.setdefault(cache[0].nbytes, []).append(cache)
-    source, target = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
+    sources, targets = zip(*pairs, strict=True)
     for group in by_size.values():
-        device = group[0].device
-        scatter_blocks(group, target.to(device), gather_blocks(group, source.to(device)))
+        staging = empty_staging(group, len(pairs))
+        gather_blocks(group, sources, staging)
+        scatter_blocks(group, targets, staging)
 
 
-def gather_blocks(caches: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """Blocks `ids` `[n]` int64 of caches with blocks of one size: `[L, n, elements]` integers."""
+def empty_staging(caches: Sequence[Tensor], count: int) -> Tensor:
+    """Room for `count` blocks of L caches with blocks of one size: `[count, L, elements]`.
+
+    The elements are the widest integers that a block consists of.
+    """
     unit = _unit(caches[0])
-    elements = caches[0][0].nbytes // unit.itemsize
-    shape = (len(caches), len(ids), elements)
-    staging = torch.empty(shape, dtype=unit, device=caches[0].device)
+    shape = (count, len(caches), caches[0][0].nbytes // unit.itemsize)
+    return torch.empty(shape, dtype=unit, device=caches[0].device)
+
+
+def gather_blocks(caches: Sequence[Tensor], ids: Sequence[int], staging: Tensor) -> None:
+    """Copy blocks `ids` of the caches into as much `staging` (see `empty_staging`)."""
     _launch(caches, ids, staging, gather=True)
-    return staging
 
 
-def scatter_blocks(caches: Sequence[Tensor], ids: Tensor, staging: Tensor) -> None:
-    """What `gather_blocks` gave, into blocks `ids` of the caches."""
+def scatter_blocks(caches: Sequence[Tensor], ids: Sequence[int], staging: Tensor) -> None:
+    """Copy what `gather_blocks` put into `staging` into blocks `ids` of the caches."""
     _launch(caches, ids, staging, gather=False)
 
 
-def _launch(caches: Sequence[Tensor], ids: Tensor, staging: Tensor, *, gather: bool) -> None:
-    pointers = _on_device(tuple(cache.data_ptr() for cache in caches), staging.device)
-    _, count, elements = staging.shape
-    grid = (count, triton.cdiv(elements, CHUNK), len(caches))
-    move_blocks[grid](pointers, ids, staging, count, elements, GATHER=gather, CHUNK=CHUNK)
+def _launch(caches: Sequence[Tensor], ids: Sequence[int], staging: Tensor, *, gather: bool) -> None:
+    count, layers, elements = staging.shape
+    move_blocks[(count, triton.cdiv(elements, CHUNK), layers)](
+        _on_device(tuple(cache.data_ptr() for cache in caches), staging.device),
+        _upload(ids, staging.device),
+        staging,
+        layers,
+        elements,
+        GATHER=gather,
+        CHUNK=CHUNK,
+    )
 
 
 @lru_cache(maxsize=16)
 def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
     """A pool stays where it is, so its addresses are sent once."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)
+
+
+def _upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """These on the device; from pinned memory, or the host would wait for the device."""
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def _unit(cache: Tensor) -> torch.dtype:
