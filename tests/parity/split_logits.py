@@ -40,6 +40,8 @@ def batch(prompt: list[int], start: int, stop: int) -> StepBatch:
         position_ids=positions[None],
         last_idx=torch.arange(stop - start),
         layout=layout,
+        swap_outs=[],
+        swap_ins=[],
         copies=[COPY] if start else [],
     )
 
