@@ -39,6 +39,7 @@ from ragcache_kernels.bench.checks import Check, checks
 from ragcache_kernels.bench.clock import Ceilings, Clock
 from ragcache_kernels.bench.goals import GOALS
 from ragcache_kernels.bench.layer import Heads, Layer, blocks_for
+from ragcache_kernels.bench.ops_check import OpsCheck
 
 # Seconds after which nothing of a part is begun any more.
 CHECKS_END, CASES_END, STEP_END = 80, 130, 140
@@ -104,7 +105,9 @@ class Script:
 
     def run(self) -> bool:
         """Everything; False where a result was wrong, or something failed."""
-        for check in checks(self.dtype, recorded=self.backend.name == "triton"):
+        recorded = self.backend.name == "triton"
+        every: list[Check | OpsCheck] = [*checks(self.dtype, recorded=recorded)]
+        for check in [*every, OpsCheck(self.dtype)]:
             self._part(check.name, CHECKS_END, partial(self._check, check))
         self.ceilings = Ceilings.measure(self.clock, self.dtype, self.sizes.rounds)
         self.results["copy_bytes_per_second"] = self.ceilings.bytes_per_second
@@ -130,7 +133,7 @@ class Script:
             self._keep("failed", {"name": name, "error": traceback.format_exc()})
             self._say(f"{name}: FAILED, {error!r}")
 
-    def _check(self, check: Check) -> None:
+    def _check(self, check: Check | OpsCheck) -> None:
         error = check.error(self.backend, self.device)
         self._keep("checks", {"name": check.name, "error": error, "right": error <= 1})
         self._say(f"{check.name}: {error:.2f} of the error that rounding excuses")

@@ -14,6 +14,8 @@ import torch
 from ragcache_kernels import get_backend
 from ragcache_kernels.bench import checks
 from ragcache_kernels.bench.goals import GOALS
+from ragcache_kernels.bench.ops_check import OpsCheck
+from ragcache_kernels.torch_layer_ops import TorchLayerOps
 
 SCRIPT = Path(__file__).parents[2] / "kernels/check_gpu.py"
 
@@ -75,3 +77,25 @@ def test_the_gpu_kernels_pass_the_check(monkeypatch: pytest.MonkeyPatch, recorde
     check = checks.Check(2, 16, torch.float32, recorded=recorded)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert check.error(get_backend("triton"), device) <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_the_steps_beside_attention_pass_the_check(name: str) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert OpsCheck(torch.float32).error(get_backend(name), device) <= 1
+
+
+@pytest.mark.parametrize("operation", ["rms_norm", "add_rms_norm", "gated"])
+def test_a_wrong_step_beside_attention_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    backend = get_backend("torch")
+    right = getattr(backend.ops, operation)
+
+    def wrong(*args: Any) -> Any:
+        out = right(*args)
+        return tuple(1.001 * each for each in out) if isinstance(out, tuple) else 1.001 * out
+
+    monkeypatch.setattr(backend, "ops", TorchLayerOps())
+    monkeypatch.setattr(backend.ops, operation, wrong)
+    assert OpsCheck(torch.float32).error(backend, torch.device("cpu")) > 1

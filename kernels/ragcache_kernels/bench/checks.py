@@ -59,9 +59,14 @@ class Check:
         stored = LayerCache(*(tensor.cpu() for tensor in cache.tensors))
         spec = replace(spec, sinks=None if sinks is None else sinks.cpu())
         expected = reference_attention(query.cpu(), stored, layout, spec)
-        excused = TOLERANCE[self.dtype] * (1 + expected.abs())
-        difference = (out.cpu().double() - expected).abs() / excused
-        return float(difference.nan_to_num(torch.inf).max())
+        return excess(out, expected)
+
+
+def excess(found: Tensor, expected: Tensor) -> float:
+    """The largest difference to a float64 result, as a multiple of what rounding excuses."""
+    excused = TOLERANCE[found.dtype] * (1 + expected.abs())
+    difference = (found.cpu().double() - expected).abs() / excused
+    return float(difference.nan_to_num(torch.inf).max())
 
 
 def checks(dtype: torch.dtype, *, recorded: bool) -> Iterator[Check]:
