@@ -40,14 +40,15 @@ def best_backend(device: torch.device, dtype: torch.dtype, head_dims: Iterable[i
     """
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return "torch"
-    if torch.cuda.get_device_capability(device) < (8, 0) or not _has_triton():
+    if torch.cuda.get_device_capability(device) < (8, 0) or not has_triton():
         return "torch"
     from ragcache_kernels.triton.configs import WIDEST
 
     return "triton" if max(head_dims) <= WIDEST else "torch"
 
 
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether a Triton that compiles our kernels is installed."""
     try:
         installed = version("triton")
     except PackageNotFoundError:

@@ -46,7 +46,8 @@ def throughput(
 
 def _step(grammar: Grammar, forward: Callable[[], Tensor], sequences: list[Sequence]) -> float:
     started = perf_counter()
-    for sequence, sampled in zip(sequences, sample(forward(), sequences), strict=True):
+    chosen, _ = sample(forward(), sequences, list(range(len(sequences))))
+    for sequence, sampled in zip(sequences, chosen, strict=True):
         if sequence.constraint is None:
             continue
         sequence.constraint.advance(sampled.token_id)

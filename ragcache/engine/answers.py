@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -28,11 +28,17 @@ Events = list[tuple[str, EngineEvent]]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a step brought for one chunk: rows `[start, stop)` of its logits."""
+    """What a step brought for one chunk: rows `[start, stop)` of its logits.
+
+    Choices in `sampled` get a token from the last of the rows; those in `given` begin with tokens
+    that need no logits, or end with none.
+    """
 
     chunk: Chunk
     start: int
     stop: int
+    sampled: list[Sequence] = field(default_factory=list)
+    given: list[tuple[Sequence, list[int]]] = field(default_factory=list)
 
 
 class Answers:
@@ -87,16 +93,19 @@ class Answers:
         parts = self._parts(chunks)
         if not parts:
             return
-        self._fail_broken(parts, logits)
-        rows: list[int] = []
-        sampling: list[Sequence] = []
+        # A GPU may still be at work. Nothing may wait for it before `sample` does, which has the
+        # masks of the grammars filled first; so what forks and is forced is worked out here.
         for part in parts:
-            for sequence in self._complete(part, logits):
-                rows.append(part.stop - 1)
-                sampling.append(sequence)
-        if rows != list(range(len(logits))):
-            logits = logits[rows]
-        for sequence, sampled in zip(sampling, sample(logits, sampling), strict=True):
+            self._open(part)
+        sampling = [(part.stop - 1, sequence) for part in parts for sequence in part.sampled]
+        rows, sequences = [row for row, _ in sampling], [sequence for _, sequence in sampling]
+        chosen, broken = sample(logits, sequences, rows)
+        for part in parts:
+            if any(broken[part.start : part.stop]):
+                self._fail(part.chunk.sequence.request, "the model's output is not a number")
+        for part in parts:
+            self._complete(part, logits)
+        for sequence, sampled in zip(sequences, chosen, strict=True):
             self._continue(sequence, sampled)
 
     @staticmethod
@@ -109,14 +118,30 @@ class Answers:
                 parts.append(_Part(chunk, start, stop))
         return parts
 
-    def _fail_broken(self, parts: list[_Part], logits: Tensor) -> None:
-        """Fail the requests whose logits are not numbers; no token could be chosen from them."""
-        broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
-        if not broken.any():
+    def _open(self, part: _Part) -> None:
+        """Find out which choices go on from a chunk, and how."""
+        sequence = part.chunk.sequence
+        if not part.chunk.samples:
             return
-        for part in parts:
-            if broken[part.start : part.stop].any():
-                self._fail(part.chunk.sequence.request, "the model's output is not a number")
+        if sequence.num_output:
+            part.sampled.append(sequence)
+            return
+        for choice in self._branch(sequence):
+            forced = self._forced(choice)
+            ended = choice.constraint is not None and choice.constraint.finished
+            if forced or ended or not choice.request.max_tokens:
+                part.given.append((choice, forced))
+            else:
+                part.sampled.append(choice)
+
+    def _branch(self, sequence: Sequence) -> list[Sequence]:
+        """All choices of a request whose prompt has just been completed."""
+        request = sequence.request
+        request.branched = True
+        siblings = [Sequence(request, index) for index in range(1, request.sampling.n)]
+        for sibling in siblings:
+            self._scheduler.fork(sequence, sibling)
+        return [sequence, *siblings]
 
     def _fail(self, request: Request, message: str) -> None:
         if self._requests.pop(request.id, None) is not None:
@@ -125,18 +150,19 @@ class Answers:
             request.sequences.clear()
             self._events.append((request.id, Failed(message)))
 
-    def _complete(self, part: _Part, logits: Tensor) -> list[Sequence]:
-        """Use what concerns the prompt; returns the choices that a token is sampled for."""
-        chunk, sequence = part.chunk, part.chunk.sequence
-        if sequence.ended:
-            return []  # its request has failed
-        if sequence.request.lacks_prompt_logprobs:
+    def _complete(self, part: _Part, logits: Tensor) -> None:
+        """Tell and keep what concerns the prompt, and begin choices that need no logits."""
+        chunk, request = part.chunk, part.chunk.sequence.request
+        if chunk.sequence.ended:
+            return  # its request has failed
+        if request.lacks_prompt_logprobs:
             self._collect(chunk, logits[part.start : part.stop])
-        if not chunk.samples:
-            return []
-        if sequence.num_output:
-            return [sequence]
-        return [choice for choice in self._branch(sequence) if not self._begin(choice)]
+        if chunk.samples and not chunk.sequence.num_output:
+            self._events.append((request.id, Prefilled(tuple(request.prompt_logprobs))))
+            for position, ttl in request.breakpoints:
+                self._cache.retain(request.namespace, request.prompt[:position], ttl)
+        for sequence, forced in part.given:
+            self._append(sequence, forced)
 
     def _collect(self, chunk: Chunk, logits: Tensor) -> None:
         """Add log-probabilities of the prompt; those known from before a preemption stay."""
@@ -145,27 +171,6 @@ class Answers:
         tokens = request.prompt[first + 1 : chunk.start + chunk.count + 1]
         top = request.sampling.prompt_logprobs or 0
         request.prompt_logprobs += prompt_logprobs(logits[first - chunk.start :], tokens, top)
-
-    def _branch(self, sequence: Sequence) -> list[Sequence]:
-        """All choices of a request whose prompt has just been completed."""
-        request = sequence.request
-        request.branched = True
-        self._events.append((request.id, Prefilled(tuple(request.prompt_logprobs))))
-        for position, ttl in request.breakpoints:
-            self._cache.retain(request.namespace, request.prompt[:position], ttl)
-        siblings = [Sequence(request, index) for index in range(1, request.sampling.n)]
-        for sibling in siblings:
-            self._scheduler.fork(sequence, sibling)
-        return [sequence, *siblings]
-
-    def _begin(self, sequence: Sequence) -> bool:
-        """Give a choice what it must begin with; False where its first token is sampled."""
-        if not sequence.request.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
-            return True
-        forced = self._forced(sequence)
-        self._append(sequence, forced)
-        return bool(forced) or sequence.ended
 
     @staticmethod
     def _forced(sequence: Sequence) -> list[int]:
@@ -200,7 +205,7 @@ class Answers:
                 return
             self._events.append((request.id, Token(sequence.index, token_id, logprob)))
         constraint = sequence.constraint
-        if constraint is not None and constraint.finished and len(token_ids) <= room:
+        if room and constraint and constraint.finished and len(token_ids) <= room:
             self._finish(sequence, FinishReason.STOP)
         elif len(token_ids) >= room:
             self._finish(sequence, FinishReason.LENGTH)

@@ -1,29 +1,23 @@
-"""Logits to tokens.
-
-One uniform number per (seed, choice, position) drives inverse-transform sampling, so a token
-depends on its own logits and on nothing else: not on the batch, not on preemption, not on the
-order in which requests arrive.
-"""
+"""Logits to tokens, on the device where the logits are: only what was chosen comes to the host."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
+from ragcache_kernels import apply_masks, upload
 from torch import Tensor
 
+from ragcache.engine.draw import Draws, candidates
 from ragcache.engine.logprobs import token_logprobs
 from ragcache.engine.request import Sequence
-from ragcache.types import SamplingParams, TokenLogprob
+from ragcache.types import TokenLogprob
 
 COLDEST = 1e-5  # below this temperature only the most likely token is left
-CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
-LOWEST = torch.finfo(torch.float32).min  # as good as forbidden, but better than not allowed
+GREEDY = -1  # comes before all numbers of candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,63 +29,119 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+def sample(
+    logits: Tensor, sequences: list[Sequence], rows: list[int]
+) -> tuple[list[Sampled], list[bool]]:
     """Choose the next token of each sequence from its row of `logits` `[S', V]`.
 
-    The logits are overwritten; they hold no NaN. Filters apply in the order of the field's other
+    Returns also which of the S' rows hold a NaN: what was chosen from these means nothing. Rows
+    that are chosen from may be overwritten. Filters apply in the order of the field's other
     engines: penalties and bias, grammar, temperature, top-k, top-p, min-p.
+
+    A GPU that still runs the step is waited for once, behind everything that the host works out
+    itself: the masks of grammars above all take no time of their own.
     """
-    logits = logits.float()
+    broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
+    kinds = [_kind(sequence, logits.shape[1]) for sequence in sequences]
+    order = sorted(range(len(rows)), key=kinds.__getitem__)  # so that rows of a kind lie together
+    sequences = [sequences[i] for i in order]
+    logits = _select(logits, [rows[i] for i in order]).float()
     logprobs = _Logprobs(logits, sequences)
-    for row, sequence in zip(logits, sequences, strict=True):
-        _adjust(row, sequence)
-    _constrain(logits, sequences)
-    tokens = _most_likely(logits)
     for i, sequence in enumerate(sequences):
-        if sequence.request.sampling.temperature >= COLDEST:
-            tokens[i] = _draw(logits[i], sequence)
-    return [Sampled(token, logprobs.of(i, token)) for i, token in enumerate(tokens)]
+        _adjust(logits, i, sequence)
+    _constrain(logits, sequences)
+    tokens, flags = _choose(logits, sequences, kinds.count(GREEDY), broken)
+    sampled = dict(zip(order, logprobs.join(tokens), strict=True))
+    return [sampled[i] for i in range(len(rows))], flags
 
 
-def _most_likely(logits: Tensor) -> list[int]:
+def _kind(sequence: Sequence, vocab_size: int) -> int:
+    """How many candidates a token is drawn from, or `GREEDY`."""
+    sampling = sequence.request.sampling
+    return GREEDY if sampling.temperature < COLDEST else candidates(sampling, vocab_size)
+
+
+def _select(logits: Tensor, rows: list[int]) -> Tensor:
+    if rows == list(range(len(logits))):
+        return logits
+    return logits.index_select(0, upload(np.array(rows, dtype=np.int64), logits.device))
+
+
+def _choose(
+    logits: Tensor, sequences: list[Sequence], num_greedy: int, broken: Tensor
+) -> tuple[list[int], list[bool]]:
+    """Tokens, of which the first are greedy, and the flags `broken`, which come along."""
+    likeliest = _likeliest(logits)
+    results, draws = [likeliest], None
+    if num_greedy < len(sequences):
+        rest = slice(num_greedy, None)
+        draws = Draws(logits[rest], likeliest[rest], sequences[rest])
+        results = [likeliest[:num_greedy], draws.tokens, draws.unsettled]
+    values = torch.cat([*results, broken]).tolist()  # here the host waits
+    tokens = values[: len(sequences)]
+    flags = values[len(values) - len(broken) :]
+    unsettled = values[len(sequences) : len(values) - len(broken)]
+    if draws is not None and any(unsettled):
+        wide = [i for i, flag in enumerate(unsettled) if flag]
+        for i, token in zip(wide, draws.settle(wide), strict=True):
+            tokens[num_greedy + i] = token
+    return tokens, [bool(flag) for flag in flags]
+
+
+def _likeliest(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":  # numpy's argmax is nine times faster here
-        return [int(token) for token in logits.numpy().argmax(axis=-1)]
-    return logits.argmax(dim=-1).tolist()
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 class _Logprobs:
     """Log-probabilities of the unmodified logits, only for the rows that report them."""
 
     def __init__(self, logits: Tensor, sequences: list[Sequence]) -> None:
-        wanted = [(i, s.request.sampling.logprobs) for i, s in enumerate(sequences)]
-        self._tops = {i: top for i, top in wanted if top is not None}
-        self._rows = {i: logits[i].log_softmax(dim=-1) for i in self._tops}
+        self._rows: dict[int, dict[int, Tensor]] = {}  # by the number of alternatives
+        for i, sequence in enumerate(sequences):
+            top = sequence.request.sampling.logprobs
+            if top is not None:
+                self._rows.setdefault(top, {})[i] = logits[i].log_softmax(dim=-1)
 
-    def of(self, index: int, token_id: int) -> TokenLogprob | None:
-        if index not in self._rows:
-            return None
-        return token_logprobs(self._rows[index][None], [token_id], self._tops[index])[0]
+    def join(self, tokens: list[int]) -> list[Sampled]:
+        """The tokens with what is reported for them."""
+        sampled = [Sampled(token) for token in tokens]
+        for top, rows in self._rows.items():
+            chosen = [tokens[i] for i in rows]
+            entries = token_logprobs(torch.stack(list(rows.values())), chosen, top)
+            for i, entry in zip(rows, entries, strict=True):
+                sampled[i] = Sampled(tokens[i], entry)
+        return sampled
 
 
-def _adjust(row: Tensor, sequence: Sequence) -> None:
-    """Apply penalties, bias and the minimum length to one row, in place."""
-    sampling = sequence.request.sampling
+def _adjust(logits: Tensor, i: int, sequence: Sequence) -> None:
+    """Apply penalties, bias and the minimum length to row i, in place."""
+    sampling, device = sequence.request.sampling, logits.device
     if sampling.repetition_penalty != 1:
-        ids = torch.tensor(list(set(sequence.tokens)), device=row.device)
-        seen = row[ids]
+        ids = _ids(set(sequence.tokens), device)
+        seen = logits[i, ids]
         penalty = sampling.repetition_penalty
-        row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        logits[i, ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_output:
         counts = Counter(sequence.output)
-        ids = torch.tensor(list(counts), device=row.device)
-        times = torch.tensor(list(counts.values()), device=row.device)
-        row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        times = _floats(counts.values(), device)
+        amounts = sampling.presence_penalty + sampling.frequency_penalty * times
+        logits[i, _ids(counts, device)] -= amounts
     if sampling.logit_bias:
-        ids = torch.tensor(list(sampling.logit_bias), device=row.device)
-        row[ids] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
+        biases = _floats(sampling.logit_bias.values(), device)
+        logits[i, _ids(sampling.logit_bias, device)] += biases
     if sequence.num_output < sampling.min_tokens:
-        request = sequence.request
-        row[list(request.eos_token_ids | sampling.stop_token_ids)] = -torch.inf
+        ends = sequence.request.eos_token_ids | sampling.stop_token_ids
+        logits[i].index_fill_(0, _ids(ends, device), -torch.inf)
+
+
+def _ids(token_ids: Collection[int], device: torch.device) -> Tensor:
+    return upload(np.fromiter(token_ids, np.int64, len(token_ids)), device)
+
+
+def _floats(values: Collection[float], device: torch.device) -> Tensor:
+    return upload(np.fromiter(values, np.float32, len(values)), device)
 
 
 def _constrain(logits: Tensor, sequences: list[Sequence]) -> None:
@@ -102,66 +152,7 @@ def _constrain(logits: Tensor, sequences: list[Sequence]) -> None:
     rows = [(i, s.constraint) for i, s in enumerate(sequences) if s.constraint is not None]
     if not rows:
         return
-    vocab_size = logits.shape[1]
-    bits = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
+    bits = np.zeros((len(rows), -(-logits.shape[1] // 32)), dtype=np.int32)
     for words, (_, constraint) in zip(bits, rows, strict=True):
         constraint.fill_mask(words)
-    octets = torch.from_numpy(bits.view(np.uint8)).to(logits.device)
-    bounds = _bounds_of_octets(logits.device).index_select(0, octets.int().flatten())
-    for bound, (i, _) in zip(bounds.view(len(rows), -1), rows, strict=True):
-        row = logits[i].clamp_(min=LOWEST)
-        torch.minimum(row, bound[:vocab_size], out=row)
-
-
-@cache
-def _bounds_of_octets(device: torch.device) -> Tensor:
-    """Upper bounds for the logits of 8 tokens, `[256, 8]`: infinity where a bit is set.
-
-    Looking bits up and taking minima is several times faster on a CPU than shifts and
-    `torch.where`.
-    """
-    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
-    return torch.where(bits.bool(), torch.inf, -torch.inf).to(device)
-
-
-def _draw(row: Tensor, sequence: Sequence) -> int:
-    sampling = sequence.request.sampling
-    best = row.max()
-    if best <= LOWEST:  # every token is forbidden: none is better than another
-        return int(row.argmax())
-    scaled = (row - best) / sampling.temperature  # shifted first: a small divisor is safe
-    probs = scaled.softmax(dim=-1)
-    ids: Tensor | None = None
-    if sampling.top_k or sampling.top_p < 1:
-        probs, ids = _nucleus(probs, sampling)
-    if sampling.min_p > 0:
-        probs = torch.where(probs < sampling.min_p * probs.max(), 0.0, probs)
-    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    threshold = cumulative[-1] * _uniform(sequence)
-    choice = torch.searchsorted(cumulative, threshold, right=True).clamp(max=len(probs) - 1)
-    return int(choice if ids is None else ids[choice])
-
-
-def _nucleus(probs: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The top-k tokens, then of these the smallest set that holds `top_p` of their mass.
-
-    Holtzman et al., ICLR 2020. Returns probabilities, largest first, and their token ids.
-    """
-    size = len(probs)
-    count = min(sampling.top_k or CANDIDATES, size)
-    top, ids = probs.topk(count)
-    if not sampling.top_k and top.sum() < sampling.top_p:
-        top, ids = probs.sort(descending=True)
-    if sampling.top_p < 1:
-        mass = top.sum() if sampling.top_k else 1.0
-        before = top.cumsum(dim=-1) - top
-        kept = max(1, int((before < sampling.top_p * mass).sum()))
-        top, ids = top[:kept], ids[:kept]
-    return top, ids
-
-
-def _uniform(sequence: Sequence) -> float:
-    """A number in [0, 1) that is a function of seed, choice and position alone."""
-    key = struct.pack("<QII", sequence.request.seed, sequence.index, sequence.num_output)
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+    apply_masks(logits, [i for i, _ in rows], bits)

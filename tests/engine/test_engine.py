@@ -340,7 +340,9 @@ def test_followers_held_back_do_not_block_others(bench):
     engine.drain()
 
 
-def test_a_request_whose_logits_are_not_numbers_fails_alone(bench):
+@pytest.mark.parametrize("allowed", [[{1, 2}] * 3, [{1}, {2, 3}], [{1}], [], None])
+@pytest.mark.parametrize("max_tokens", [0, 8])
+def test_a_request_whose_logits_are_not_numbers_fails_alone(bench, steps, allowed, max_tokens):
     engine = bench()
     run = engine.model.run
 
@@ -352,9 +354,12 @@ def test_a_request_whose_logits_are_not_numbers_fails_alone(bench):
         return logits
 
     engine.model.run = broken
-    engine.submit("bad", [*PROMPT, 60], n=2)
+    grammar = None if allowed is None else steps(allowed)
+    engine.submit("bad", [*PROMPT, 60], max_tokens, n=2, grammar=grammar)
     engine.submit("good", PROMPT, max_tokens=4)
     outcomes = engine.drain()
     assert outcomes["bad"].failure == "the model's output is not a number"
+    assert not outcomes["bad"].tokens
+    assert not outcomes["bad"].finished
     assert outcomes["good"].tokens[0] == engine.greedy(PROMPT, 4)
     assert not engine.engine._answers._requests

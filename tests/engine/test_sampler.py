@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ragcache.engine.request import Request, Sequence
-from ragcache.engine.sampler import sample
+from ragcache.engine.sampler import Sampled
+from ragcache.engine.sampler import sample as sample_rows
 from ragcache.types import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -2.0])
@@ -18,6 +19,12 @@ def sequence(prompt=(0,), output=(), index=0, eos=(), grammar=None, **options) -
     result = Sequence(request, index)
     result.tokens += output
     return result
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    chosen, broken = sample_rows(logits, sequences, list(range(len(sequences))))
+    assert broken == [False] * len(logits)
+    return chosen
 
 
 def draw(count=3000, logits=LOGITS, **options) -> Counter:

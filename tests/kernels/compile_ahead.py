@@ -22,6 +22,7 @@ from ragcache_kernels.triton.attention import attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import CHUNK, move_blocks
 from ragcache_kernels.triton.configs import Case, Phase, choose
 from ragcache_kernels.triton.layer_ops import norm_warps
+from ragcache_kernels.triton.mask import WORDS, mask_words
 from ragcache_kernels.triton.norm import norm_rows
 from ragcache_kernels.triton.write import write_tokens
 from triton.backends.compiler import GPUTarget
@@ -41,10 +42,12 @@ POINTERS = {
     "caches_ptr": "*i64",
     "ids_ptr": "*i64",
     "staging_ptr": "*i64",
+    "packed_ptr": "*i32",
     "lse_ptr": "*fp32",
+    "logits_ptr": "*fp32",
     "partial_ptr": "*fp32",
 }
-NOT_DIVISIBLE = {"window", "heads", "count", *FLOATS}
+NOT_DIVISIBLE = {"window", "packed_row", "heads", "count", *FLOATS}
 
 
 def compiled(
@@ -158,6 +161,7 @@ def main() -> None:
     found["write"] = compiled(write_tokens, arch, plain, **sizes)
     found["move"] = compiled(move_blocks, arch, plain, GATHER=True, CHUNK=CHUNK)
     found |= layers(arch, plain)
+    found["mask"] = compiled(mask_words, arch, plain, WORDS=WORDS)
     print(json.dumps(found))
 
 

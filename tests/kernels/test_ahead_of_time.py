@@ -28,6 +28,7 @@ REGISTERS = {
     "move": 48,
     "norm": 72,
     "gate": 40,
+    "mask": 32,
 }
 
 Found = dict[str, dict[str, int]]
