@@ -152,3 +152,39 @@ def test_a_retention_that_would_not_be_seen_to_end(retained):
     assert retained.retain(NAMESPACE, [2] * 4, 120) == 4
     retained._store.pool.blocks[2].keep_until -= 100
     expect(retained, "block 2 would not be seen to end")
+
+
+@pytest.fixture
+def hosted() -> PrefixCache:
+    """A cache to be damaged: host blocks 1 and 0, parent and child, were device blocks 0 and 1."""
+    cache = PrefixCache(2, 4, host_blocks=3)
+    for token in (1, 2):
+        cache.admit(token, cache.plan([token] * 8, NAMESPACE))
+        cache.take_swaps()
+        cache.copies_done()
+        cache.commit(token, 8)
+        cache.release(token)
+    cache.check()
+    return cache
+
+
+def test_a_host_reference_without_owner(hosted):
+    hosted.host.pool.blocks[2].ref_count += 1
+    expect(hosted, "host block 2 has 0 owners")
+
+
+def test_a_host_parent_before_its_child_in_the_queue(hosted):
+    hosted.host.pool.requeue([hosted.host.pool.blocks[0]])
+    expect(hosted, "host block 1 would be evicted before its children")
+
+
+def test_a_wrong_count_of_host_blocks(hosted):
+    hosted.host.pool.free += 1
+    expect(hosted, "3 queued, 4 counted")
+
+
+def test_a_device_block_below_a_host_block(hosted):
+    parent, child = hosted.host.pool.blocks[1], hosted._store.pool.blocks[0]
+    child.parent.children.clear()
+    child.parent, parent.children[child.key] = parent, child
+    expect(hosted, "host block 1 has a child on the device")

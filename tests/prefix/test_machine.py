@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hypothesis import HealthCheck, settings
@@ -22,9 +22,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from naive_host import NaiveHost, Prefix, Slots, run
 
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.copies import Copies
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prefix.rows import Plan
 
@@ -32,8 +32,6 @@ BLOCKS, SIZE = 12, 2
 CAP = 5  # retained blocks
 MOMENT = 2**-10  # seconds between what sets ends of retentions: no two owners' ends are equal
 NAMESPACES = [namespace_name(owner_name(name)) for name in ("one", "two", "three")]
-
-Prefix = tuple[bytes, tuple[int, ...]]
 
 namespaces = st.sampled_from([NAMESPACES[0], NAMESPACES[0], *NAMESPACES])
 bits = st.integers(0, 1)
@@ -44,17 +42,6 @@ prompts = st.builds(
     st.sampled_from([4, 5, 6, 7, 8, 0]),
     st.lists(bits, max_size=2),
 )
-
-
-@dataclass
-class Swaps:
-    """Pairs of source and target: those for the next step, and those of the one that runs."""
-
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    running: list[tuple[int, int]] = field(default_factory=list)
-
-    def ends(self, index: int) -> set[int]:
-        return {pair[index] for pair in self.waiting + self.running}
 
 
 @dataclass
@@ -87,16 +74,11 @@ class Lives(RuleBasedStateMachine):
             host_blocks=host_blocks,
             min_swap=min_swap,
         )
-        self.host_blocks, self.min_swap = host_blocks, min_swap
-        self.hosted: dict[Prefix, int] = {}  # -> host block
-        self.host_slots: dict[tuple[int, int], object] = {}
-        self.swap_outs = Swaps()
-        self.swap_ins = Swaps()
+        self.host = NaiveHost(self.cache.host, host_blocks, min_swap)
         self.leaving: list[list[int]] = []  # tables of the released that are still swapped in for
-        self.wanted: set[int] = set()  # host blocks that are being swapped in
         self.epochs = dict.fromkeys(NAMESPACES, 0)
         self.running: dict[int, Request] = {}
-        self.slots: dict[tuple[int, int], object] = {}  # (block, offset) -> entry
+        self.slots: Slots = {}
         self.published: dict[Prefix, int] = {}  # -> block
         self.kept: dict[Prefix, tuple[float, float]] = {}  # -> until, ttl
         self.waiting_copies: list[tuple[int, int]] = []
@@ -109,11 +91,8 @@ class Lives(RuleBasedStateMachine):
     def held(self) -> set[int]:
         tables = [self.cache.table(request_id) for request_id in self.running]
         copied = {block for pair in [*self.waiting_copies, *self.running_copies] for block in pair}
-        swapped = self.swap_outs.ends(0) | self.swap_ins.ends(1)
+        swapped = self.host.swap_outs.ends(0) | self.host.swap_ins.ends(1)
         return copied | swapped | {block for table in tables + self.leaving for block in table}
-
-    def held_on_host(self) -> set[int]:
-        return self.swap_outs.ends(1) | self.swap_ins.ends(0) | self.wanted
 
     def path(self, tokens: Sequence[int], namespace: bytes) -> list[Prefix]:
         """The published prefixes of whole blocks on the device."""
@@ -127,24 +106,15 @@ class Lives(RuleBasedStateMachine):
         stop = max(len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1), 0)
         prefixes = [(namespace, tuple(tokens[:end])) for end in range(SIZE, stop + 1, SIZE)]
         on_device = list(takewhile(self.published.__contains__, prefixes))
-        behind = prefixes[len(on_device) :]
-        on_host = list(takewhile(self.hosted.__contains__, behind))
-        return on_device, on_host if len(on_host) >= self.min_swap else []
+        return on_device, self.host.hits(prefixes[len(on_device) :])
 
     def kv(self, block: int, offset: int) -> object:
         """What a slot of the device will hold once all that is waiting has run."""
         block = {target: source for source, target in self.waiting_copies}.get(block, block)
-        swapped = {target: source for source, target in self.swap_ins.waiting}
+        swapped = {target: source for source, target in self.host.swap_ins.waiting}
         if block in swapped:
-            return self.host_kv(swapped[block], offset)
+            return self.host.kv(swapped[block], offset, self.slots)
         return self.slots.get((block, offset))
-
-    def host_kv(self, block: int, offset: int) -> object:
-        """The same for a slot of the host."""
-        swapped = {target: source for source, target in self.swap_outs.waiting}
-        if block in swapped:
-            return self.slots.get((swapped[block], offset))
-        return self.host_slots.get((block, offset))
 
     def expire(self) -> None:
         self.kept = {prefix: kept for prefix, kept in self.kept.items() if kept[0] > self.now}
@@ -159,49 +129,11 @@ class Lives(RuleBasedStateMachine):
         evicted = {block: prefix for prefix, block in self.published.items() if block in blocks}
         self.published = {k: block for k, block in self.published.items() if block not in blocks}
         for block in filter(evicted.__contains__, blocks):  # in the order in which they were lent
-            self.evict(evicted[block], block)
+            self.host.evict(evicted[block], block)
         self.kept = {prefix: kept for prefix, kept in self.kept.items() if prefix in self.published}
         for namespace, prefix in self.published:
             parent = prefix[:-SIZE]
             assert not parent or (namespace, parent) in self.published, "a child outlived it"
-
-    def evict(self, prefix: Prefix, block: int) -> None:
-        """A prefix lost its block on the device: it is on the host now, if there is room."""
-        free = set(range(self.host_blocks)) - self.held_on_host()
-        if not free:
-            below = [each for each in self.hosted if self.is_below(each, prefix)]
-            for each in below:
-                del self.hosted[each]
-            return
-        source, target = self.new_swaps(self.cache.host.swap_outs, self.swap_outs)[0]
-        assert source == block
-        assert target in free, "a host block in use was given away"
-        for lost in [each for each, hosted in self.hosted.items() if hosted == target]:
-            assert not free - set(self.hosted.values()), "there was a free host block"
-            del self.hosted[lost]
-            assert not any(self.is_below(each, lost) for each in self.hosted), "not a leaf"
-        self.swap_outs.waiting.append((source, target))
-        self.hosted[prefix] = target
-
-    @staticmethod
-    def is_below(one: Prefix, other: Prefix) -> bool:
-        return one[0] == other[0] and one != other and one[1][: len(other[1])] == other[1]
-
-    @staticmethod
-    def new_swaps(copies: Copies, known: Swaps) -> list[tuple[int, int]]:
-        """What the cache has scheduled and the model has not yet seen."""
-        pairs = [(source.id, target.id) for source, target in copies.waiting]
-        assert pairs[: len(known.waiting)] == known.waiting
-        return pairs[len(known.waiting) :]
-
-    def swap_in(self, prefixes: list[Prefix], table: list[int]) -> None:
-        """These prefixes of the host come back to these blocks."""
-        swaps = [
-            (self.hosted.pop(prefix), block) for prefix, block in zip(prefixes, table, strict=True)
-        ]
-        assert self.new_swaps(self.cache.host.swap_ins, self.swap_ins) == swaps
-        self.swap_ins.waiting += swaps
-        self.published |= dict(zip(prefixes, table, strict=True))
 
     def new_id(self) -> int:
         self.last_id += 1
@@ -219,7 +151,9 @@ class Lives(RuleBasedStateMachine):
         plan = self.cache.plan(tokens, namespace, limit)
         on_device, on_host = self.hits(tokens, namespace, limit)
         assert [block.id for block in plan.hits] == [self.published[each] for each in on_device]
-        assert [block.id for block in plan.host_hits] == [self.hosted[each] for each in on_host]
+        assert [block.id for block in plan.host_hits] == [
+            self.host.published[each] for each in on_host
+        ]
         assert plan.hit_tokens == len(on_device + on_host) * SIZE
         assert plan.host_tokens == len(on_host) * SIZE
         if waits:
@@ -254,10 +188,11 @@ class Lives(RuleBasedStateMachine):
         assert row.hit_tokens == len(on_device + on_host) * SIZE
         assert row.host_tokens == len(on_host) * SIZE
         swapped, lent = row.table[len(hits) :][: len(on_host)], row.table[len(hits + on_host) :]
-        self.wanted = {self.hosted[prefix] for prefix in on_host}
+        self.host.wanted = {self.host.published[prefix] for prefix in on_host}
         self.take(swapped, held | set(hits))
-        self.wanted = set()
-        self.swap_in(on_host, swapped)
+        self.host.wanted = set()
+        self.host.swap_in(on_host, swapped)
+        self.published |= dict(zip(on_host, swapped, strict=True))
         self.take(lent, held | set(hits) | set(swapped))
         epoch = self.epochs[plan.namespace]
         publish_limit = 99 if publish_limit is None else publish_limit
@@ -309,25 +244,15 @@ class Lives(RuleBasedStateMachine):
         assert self.cache.fork(src, dst, tokens).table == self.cache.table(src)
         self.running[dst] = replace(source, tokens=tokens)
 
-    @precondition(lambda self: self.waiting_copies or self.swap_outs.waiting)
+    @precondition(lambda self: self.waiting_copies or self.host.swap_outs.waiting)
     @rule()
     def copy(self) -> None:
-        """The copies of a step run, all at once."""
-        swaps = self.cache.take_swaps()
-        assert swaps == (self.swap_outs.waiting, self.swap_ins.waiting)
+        """The swaps of a step run, then its copies, each of these kinds all at once."""
+        outs, ins = self.host.swap_outs.waiting, self.host.swap_ins.waiting
+        assert self.cache.take_swaps() == (outs, ins)
         assert self.cache.take_copies() == self.waiting_copies
-        outs, ins = swaps
-        for pairs, source_slots, target_slots in (
-            (outs, self.slots, self.host_slots),
-            (ins, self.host_slots, self.slots),
-            (self.waiting_copies, self.slots, self.slots),
-        ):
-            read = [[source_slots.get((s, offset)) for offset in range(SIZE)] for s, _ in pairs]
-            for (_, target), entries in zip(pairs, read, strict=True):
-                target_slots.update({(target, i): entry for i, entry in enumerate(entries)})
-        for swap in (self.swap_outs, self.swap_ins):
-            swap.running += swap.waiting
-            swap.waiting = []
+        self.host.run(self.slots, SIZE)
+        run(self.waiting_copies, self.slots, self.slots, SIZE)
         self.running_copies += self.waiting_copies
         self.waiting_copies = []
 
@@ -359,8 +284,8 @@ class Lives(RuleBasedStateMachine):
                 self.slots[slot] = request.entry(position)
             computed[request_id] = stop
         self.cache.copies_done()
-        self.running_copies, self.swap_outs.running, self.swap_ins.running = [], [], []
-        self.leaving = []
+        self.host.ran()
+        self.running_copies, self.leaving = [], []
         for request_id in order:
             self.commit(request_id, computed[request_id])
 
@@ -372,7 +297,7 @@ class Lives(RuleBasedStateMachine):
             for i in range(request.computed // SIZE, stop):
                 prefix = request.namespace, tuple(request.tokens[: (i + 1) * SIZE])
                 expected[i] = self.published.setdefault(prefix, expected[i])
-                self.hosted.pop(prefix, None)
+                self.host.published.pop(prefix, None)
         self.cache.commit(request_id, computed)
         assert self.cache.table(request_id) == expected
         request.computed = computed
@@ -383,7 +308,7 @@ class Lives(RuleBasedStateMachine):
         self.release(data.draw(st.sampled_from(list(self.running))))
 
     def release(self, request_id: int) -> None:
-        if self.running.pop(request_id).swapped & self.swap_ins.ends(1):
+        if self.running.pop(request_id).swapped & self.host.swap_ins.ends(1):
             self.leaving.append(self.cache.table(request_id))
         self.cache.release(request_id)
         self.cache.release(request_id)
@@ -450,11 +375,11 @@ class Lives(RuleBasedStateMachine):
     def drop(self, namespace: bytes | None) -> None:
         dropped = NAMESPACES if namespace is None else [namespace]
         gone = [prefix for prefix in self.published if prefix[0] in dropped]
-        hosted = [prefix for prefix in self.hosted if prefix[0] in dropped]
+        hosted = [prefix for prefix in self.host.published if prefix[0] in dropped]
         count = self.cache.reset() if namespace is None else self.cache.drop(namespace)
         assert count == len(gone) + len(hosted)
         for prefix in hosted:
-            del self.hosted[prefix]
+            del self.host.published[prefix]
         for prefix in gone:
             del self.published[prefix]
             self.kept.pop(prefix, None)
@@ -477,9 +402,11 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def every_published_block_holds_its_prefix(self) -> None:
-        for blocks, kv in ((self.published, self.kv), (self.hosted, self.host_kv)):
-            for (namespace, prefix), block in blocks.items():
-                assert kv(block, SIZE - 1) == (namespace, self.epochs[namespace], prefix)
+        for (namespace, prefix), block in self.published.items():
+            assert self.kv(block, SIZE - 1) == (namespace, self.epochs[namespace], prefix)
+        for (namespace, prefix), block in self.host.published.items():
+            last = self.host.kv(block, SIZE - 1, self.slots)
+            assert last == (namespace, self.epochs[namespace], prefix)
 
     @invariant()
     def retained_blocks_are_those_of_the_model(self) -> None:
@@ -492,10 +419,10 @@ class Lives(RuleBasedStateMachine):
         assert counts.held == len(held)
         assert counts.cached == len(set(self.published.values()) - held)
         assert counts.total == BLOCKS
-        counts, held = self.cache.host.pool.counts(), self.held_on_host()
+        counts, held = self.cache.host.pool.counts(), self.host.held()
         assert counts.held == len(held)
-        assert counts.cached == len(set(self.hosted.values()) - held)
-        assert counts.total == self.host_blocks
+        assert counts.cached == len(set(self.host.published.values()) - held)
+        assert counts.total == self.host.num_blocks
 
     def teardown(self) -> None:
         for request_id in self.running:
