@@ -42,7 +42,11 @@ class ServeSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: DtypeName = Field(
-        "auto", description="of weights and KV; auto: bfloat16 where the hardware is fast at it"
+        "auto", description="of the weights; auto: bfloat16 where the hardware is fast at it"
+    )
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="of cached keys and values; auto: the model's; on a GPU, fp8 takes sm_89",
     )
     tensor_parallel_size: PositiveInt = Field(
         1, description="ranks that share each layer's heads: one GPU each, or processes on a CPU"

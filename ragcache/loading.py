@@ -18,7 +18,9 @@ from ragcache.engine.graphs import CudaRecorder, DecodeGraphs
 from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
+    KV_DTYPES,
     ModelSource,
+    check_kv_dtype,
     choose_device,
     choose_dtype,
     eos_token_ids,
@@ -28,7 +30,7 @@ from ragcache.engine.model import (
     load_model,
 )
 from ragcache.engine.parallel import check_devices, check_split, smallest
-from ragcache.engine.pool import STAGING, KVPool, LayerShape, bytes_per_block, pool_blocks
+from ragcache.engine.pool import STAGING, KVPool, pool_blocks
 from ragcache.engine.profile import largest_step, step_memory
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
@@ -61,8 +63,13 @@ def load_serving(settings: ServeSettings) -> Serving:
         loaded = load_runner(settings, workers.meet if workers else lambda: None)
         log.info("loading the tokenizer of %s", source.name)
         tokenizer = load_tokenizer(source.location)
-        served = _describe(loaded.model, source, settings, loaded.num_blocks)
-        log.info("loaded %s, KV pool of %d tokens", served.names[0], served.pool_tokens)
+        served = _describe(loaded, source, settings)
+        log.info(
+            "loaded %s, KV pool of %d tokens in %s",
+            served.names[0],
+            served.pool_tokens,
+            loaded.runner.kv_dtype,
+        )
         is_small = settings.model is None
         strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
         runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
@@ -108,6 +115,7 @@ def load_runner(settings: ServeSettings, meet: Callable[[], None]) -> Loaded:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    check_kv_dtype(settings.kv_cache_dtype, device)
     source = find_model(settings.model)
     model = load_model(source, device, dtype, ranks=settings.tensor_parallel_size)
     meet()
@@ -144,12 +152,13 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
     name = best_backend(model.device, model.dtype, dims)
     log.info("attention runs on %s", name)
     backend = get_backend(name)
-    size = settings.block_size
-    num_blocks = settings.kv_cache_blocks or _fitting_blocks(model, layers, backend, settings)
+    size, kv_dtype = settings.block_size, KV_DTYPES.get(settings.kv_cache_dtype, model.dtype)
+    one_block = KVPool(layers, 1, size, kv_dtype, model.device)
+    num_blocks = settings.kv_cache_blocks or _fitting_blocks(model, one_block, backend, settings)
     if settings.tensor_parallel_size > 1:
         num_blocks = smallest(num_blocks, model.device)
     try:
-        pool = KVPool(layers, num_blocks, size, model.dtype, model.device)
+        pool = KVPool(layers, num_blocks, size, kv_dtype, model.device)
     except RuntimeError as error:
         raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
     graphs = None
@@ -169,20 +178,20 @@ def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[Model
 
 def _fitting_blocks(
     model: PreTrainedModel,
-    layers: list[LayerShape],
+    one_block: KVPool,
     backend: AttentionBackend[Any],
     settings: ServeSettings,
 ) -> int:
-    size, memory = settings.block_size, settings.kv_cache_memory
-    reserved = 0
+    memory, reserved = settings.kv_cache_memory, 0
     if model.device.type == "cuda" and memory is None:
         tokens, length = settings.max_batch_tokens, _max_model_len(model, settings)
-        step = largest_step(tokens, settings.max_running, length, size)
-        reserved = step_memory(model, layers, backend, step)
+        step = largest_step(tokens, settings.max_running, length, settings.block_size)
+        reserved = step_memory(model, one_block, backend, step)
         log.info("the largest step takes %d MiB", reserved >> 20)
         reserved += STAGING if settings.host_cache_memory is not None else 0
-    needed = bytes_per_block(layers, size, model.dtype)
-    return pool_blocks(needed, memory, model.device, settings.tensor_parallel_size, reserved)
+    return pool_blocks(
+        one_block.block_bytes, memory, model.device, settings.tensor_parallel_size, reserved
+    )
 
 
 def measure_host_tier(
@@ -231,19 +240,18 @@ def start_engine(
     return EngineClient(engine, mailboxes, settings.max_running + settings.max_queue)
 
 
-def _describe(
-    model: PreTrainedModel, source: ModelSource, settings: ServeSettings, num_blocks: int
-) -> ServedModel:
+def _describe(loaded: Loaded, source: ModelSource, settings: ServeSettings) -> ServedModel:
+    model = loaded.model
     config = model.config.get_text_config()
     # A tokenizer may know more tokens than the model has embeddings for.
     vocab_size = min(config.vocab_size, model.get_input_embeddings().num_embeddings)
     return ServedModel(
         names=tuple(settings.served_model_name) or (source.name,),
         max_model_len=_max_model_len(model, settings),
-        pool_tokens=num_blocks * settings.block_size,
+        pool_tokens=loaded.num_blocks * settings.block_size,
         vocab_size=vocab_size,
         eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
-        fingerprint=fingerprint(model),
+        fingerprint=fingerprint(model, loaded.runner.kv_dtype),
         prefix_caching=settings.prefix_caching,
     )
 

@@ -46,7 +46,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's part of the pool; blocks and slots are contiguous."""
+    """One layer's part of the pool; blocks and slots are contiguous.
+
+    With scales, keys and values are quantised (see `quantise`): row · scale is what was written.
+    """
 
     key: Tensor  # [N, B, Hkv, D]
     value: Tensor  # [N, B, Hkv, Dv]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.interface import AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.quantise import as_integers
 
 
 def reference_attention(
@@ -16,11 +17,18 @@ def reference_attention(
     for s, length in enumerate(layout.kv_len.tolist()):
         positions = torch.arange(length)
         blocks = layout.block_table[s].long()[positions // layout.block_size]
-        offsets = positions % layout.block_size
+        slots = blocks * layout.block_size + positions % layout.block_size
         tokens = slice(*layout.cu_q[s : s + 2].tolist())
-        key, value = cache.key[blocks, offsets].double(), cache.value[blocks, offsets].double()
+        key = _read(cache.key, cache.key_scale, slots)
+        value = _read(cache.value, cache.value_scale, slots)
         out[tokens] = _attend_sequence(query[tokens].double(), key, value, spec)
     return out
+
+
+def _read(cache: Tensor, scale: Tensor | None, slots: Tensor) -> Tensor:
+    """Rows `[L, Hkv, …]` in float64."""
+    rows = as_integers(cache).flatten(0, 1)[slots].view(cache.dtype).double()
+    return rows if scale is None else rows * scale.flatten(0, 1)[slots].unsqueeze(-1)
 
 
 def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:

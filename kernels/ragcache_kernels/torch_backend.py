@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.quantise import as_integers, quantise
+from ragcache_kernels.torch_gather import Scratch
 from ragcache_kernels.torch_layer_ops import TorchLayerOps
 from ragcache_kernels.torch_partial import merge
-from ragcache_kernels.torch_run import Scratch, StackRun
+from ragcache_kernels.torch_run import StackRun
 from ragcache_kernels.torch_stack import Stack, build_stacks
 
-Shapes = tuple[torch.Size, torch.Size, torch.Size]
+Shapes = tuple[torch.Size, torch.Size, torch.Size, torch.dtype]
 
 
 class TorchPlan:
-    """A step's slots; its stacks by window; their runs by window and shape of layer."""
+    """A step's slots; its stacks by window; their runs by window and kind of layer."""
 
     def __init__(self, layout: StepLayout, device: torch.device, scratch: Scratch) -> None:
         slots = layout.slot_mapping
@@ -39,7 +41,7 @@ class TorchPlan:
 
     def runs(self, window: int | None, query: Tensor, cache: LayerCache) -> list[StackRun]:
         """The work of a layer, in the order in which to run it; built for the first of its kind."""
-        key = window, (query.shape, cache.key.shape, cache.value.shape)
+        key = window, (query.shape, cache.key.shape, cache.value.shape, cache.key.dtype)
         if key not in self._runs:
             self._runs[key] = [
                 StackRun(stack, query, cache, self._scratch) for stack in self._stacks_for(window)
@@ -71,8 +73,8 @@ class TorchBackend(AttentionBackend[TorchPlan]):
         """Store key `[T, Hkv, D]` and value `[T, Hkv, Dv]` in their slots."""
         if plan.tokens is not None:
             key, value = key[plan.tokens], value[plan.tokens]
-        cache.key.flatten(0, 1).index_copy_(0, plan.slots, key)
-        cache.value.flatten(0, 1).index_copy_(0, plan.slots, value)
+        _write(key, cache.key, cache.key_scale, plan.slots)
+        _write(value, cache.value, cache.value_scale, plan.slots)
 
     def attend(
         self, query: Tensor, cache: LayerCache, plan: TorchPlan, spec: AttentionSpec
@@ -98,4 +100,12 @@ class TorchBackend(AttentionBackend[TorchPlan]):
         """Copy block src to block dst in every cache; all sources are read before any write."""
         for cache in caches:
             source, target = torch.tensor(pairs, device=cache.device).unbind(1)
-            cache.index_copy_(0, target, cache.index_select(0, source))
+            blocks = as_integers(cache)
+            blocks.index_copy_(0, target, blocks.index_select(0, source))
+
+
+def _write(rows: Tensor, cache: Tensor, scale: Tensor | None, slots: Tensor) -> None:
+    if scale is not None:
+        rows, scales = quantise(rows, cache.dtype)
+        scale.flatten(0, 1).index_copy_(0, slots, scales)
+    as_integers(cache).flatten(0, 1).index_copy_(0, slots, as_integers(rows))

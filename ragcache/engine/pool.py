@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 from ragcache_kernels.interface import LayerCache
+from ragcache_kernels.quantise import LIMITS
 from torch import Tensor
 
 from ragcache.errors import ConfigError
@@ -28,17 +29,13 @@ class LayerShape:
     key_dim: int
     value_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        """Elements of K and V that one token takes in this layer."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
-
 
 class KVPool:
     """`layers[l]`: keys and values of layer l.
 
-    The block is the outermost unit, so copies and eviction need not know what is inside. Pages
-    are touched by the first write only: a large pool costs no memory until it is used.
+    The block is the outermost unit, so copies and eviction need not know what is inside: a dtype
+    of eight bits brings scales with it. Pages are touched by the first write only: a large pool
+    costs no memory until it is used.
     """
 
     def __init__(
@@ -49,13 +46,21 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        def empty(layer: LayerShape, dim: int) -> Tensor:
+        self.dtype = dtype
+
+        def rows(layer: LayerShape, dim: int) -> Tensor:
             shape = (num_blocks, block_size, layer.num_kv_heads, dim)
             return torch.empty(shape, dtype=dtype, device=device)
 
+        def scales(layer: LayerShape) -> Tensor | None:
+            shape = (num_blocks, block_size, layer.num_kv_heads)
+            return torch.empty(shape, device=device) if dtype in LIMITS else None
+
         self.layers = [
-            LayerCache(empty(layer, layer.key_dim), empty(layer, layer.value_dim))
-            for layer in layers
+            LayerCache(
+                rows(each, each.key_dim), rows(each, each.value_dim), scales(each), scales(each)
+            )
+            for each in layers
         ]
 
     @property
@@ -63,10 +68,10 @@ class KVPool:
         """All tensors of the pool; a block is row `block_id` of each of them."""
         return [tensor for layer in self.layers for tensor in layer.tensors]
 
-
-def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return sum(tensor[0].nbytes for tensor in self.tensors)
 
 
 def pool_blocks(

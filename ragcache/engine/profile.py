@@ -9,7 +9,7 @@ from ragcache_kernels.interface import AttentionBackend, StepLayout
 from transformers import PreTrainedModel
 
 from ragcache.engine.batch import StepBatch
-from ragcache.engine.pool import KVPool, LayerShape
+from ragcache.engine.pool import KVPool
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import MAX_LOGITS
 
@@ -42,13 +42,12 @@ def largest_step(
 
 @torch.inference_mode()
 def step_memory(
-    model: PreTrainedModel,
-    layers: list[LayerShape],
-    backend: AttentionBackend[Any],
-    batch: StepBatch,
+    model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any], batch: StepBatch
 ) -> int:
-    """Bytes that a GPU must have free to run `batch` and to sample from its logits."""
-    pool = KVPool(layers, 1, batch.layout.block_size, model.dtype, model.device)
+    """Bytes that a GPU must have free to run `batch` and to sample from its logits.
+
+    A pool with the blocks of `batch` will do.
+    """
     for tensor in pool.tensors:
         tensor.zero_()
     torch.cuda.reset_peak_memory_stats(model.device)

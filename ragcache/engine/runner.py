@@ -50,6 +50,11 @@ class ModelRunner:
         self.host = host
         self._device = model.device
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the keys and values in the pool."""
+        return self._pool.dtype
+
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""

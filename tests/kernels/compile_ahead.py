@@ -46,16 +46,26 @@ POINTERS = {
     "lse_ptr": "*fp32",
     "logits_ptr": "*fp32",
     "partial_ptr": "*fp32",
+    "k_scale_ptr": "*fp32",
+    "v_scale_ptr": "*fp32",
 }
+BF16 = "torch.bfloat16"
+CACHES = {BF16: "*bf16", "torch.int8": "*i8", "torch.float8_e4m3fn": "*fp8e4nv"}
+PLAIN = {"num_warps": 4, "num_stages": 3}
 NOT_DIVISIBLE = {"window", "packed_row", "heads", "count", *FLOATS}
 
 
 def compiled(
-    kernel: Any, arch: int, options: Mapping[str, Any], **constants: Any
+    kernel: Any, arch: int, options: Mapping[str, Any], dtype: str = BF16, **constants: Any
 ) -> dict[str, int]:
-    """Registers, bytes of shared memory, spilling instructions, 16-byte asynchronous loads."""
+    """Registers, bytes of shared memory, spilling instructions, asynchronous loads by width.
+
+    `dtype` is that of the cache.
+    """
     names = list(inspect.signature(kernel.fn).parameters)
-    pointers = dict(POINTERS)
+    pointers = POINTERS | {"k_ptr": CACHES[dtype], "v_ptr": CACHES[dtype]}
+    if dtype == BF16:
+        constants |= {name: None for name in names if name.endswith("scale_ptr")}
     if kernel is attend_tiles:
         pointers["out_ptr"] = "*fp32"
     signature = {name: _type(name, pointers, constants) for name in names}
@@ -90,6 +100,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
         "registers": int(registers[1]),
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "wide_loads": len(re.findall(r"LDGSTS\S*\.128", code)),
+        "half_wide_loads": len(re.findall(r"LDGSTS\S*\.64", code)),
         "narrow_loads": len(re.findall(r"\bLDG\S*\.(?:U8|S8|U16)\b", code)),
     }
 
@@ -100,15 +111,18 @@ def _dump(option: str, path: str) -> str:
     ).stdout
 
 
-def attention(arch: int, phase: Phase, dim: int, group: int, **options: bool) -> dict[str, int]:
+def attention(
+    arch: int, phase: Phase, dim: int, group: int, dtype: str = BF16, **options: bool
+) -> dict[str, int]:
     """The attention kernel in the configuration that the table has for it."""
-    config = choose(Case(arch, dim, group, "torch.bfloat16", phase))
+    config = choose(Case(arch, dim, group, dtype, phase))
     flags = {"SOFTCAP": False, "WINDOW": False, "PERSISTENT": False, "UPCAST": False} | options
     padded = max(16, triton.next_power_of_2(dim))
     return compiled(
         attend_tiles,
         arch,
         config.options,
+        dtype,
         GROUP=group,
         DIM=dim,
         VALUE_DIM=dim,
@@ -121,24 +135,43 @@ def attention(arch: int, phase: Phase, dim: int, group: int, **options: bool) ->
     )
 
 
-def layers(arch: int, plain: dict[str, int]) -> dict[str, dict[str, int]]:
+def layers(arch: int) -> dict[str, dict[str, int]]:
     """The kernels of a layer beside attention, for the widest of the common models."""
     found = {}
     for size in (576, 4096, 16384):
         padded = triton.next_power_of_2(size)
-        options = plain | {"num_warps": norm_warps(padded)}
+        options = PLAIN | {"num_warps": norm_warps(padded)}
         sizes = {"SIZE": size, "PADDED_SIZE": padded}
         found[f"norm {size}"] = compiled(norm_rows, arch, options, **sizes)
     for gelu in (False, True):
         found[f"gate {gelu}"] = compiled(
-            gate_rows, arch, plain, SIZE=14336, GELU=gelu, CHUNK=GATE_CHUNK
+            gate_rows, arch, PLAIN, SIZE=14336, GELU=gelu, CHUNK=GATE_CHUNK
         )
     return found
 
 
-def main() -> None:
-    """All kernels for the architecture that is named."""
-    arch = int(sys.argv[1])
+def write(arch: int, dtype: str) -> dict[str, int]:
+    """The kernel that stores keys and values."""
+    sizes = {"DIM": 128, "VALUE_DIM": 128, "PADDED_DIM": 128, "PADDED_VALUE_DIM": 128}
+    heads = {"HEADS": 8, "PADDED_HEADS": 8, "BLOCK_SIZE": 16}
+    return compiled(write_tokens, arch, PLAIN, dtype, **sizes, **heads)
+
+
+def eight_bits(arch: int, dtype: str) -> dict[str, dict[str, int]]:
+    """The kernels for which it matters that a cache is quantised."""
+    found = {}
+    for dim, group in ((128, 8), (256, 2)):
+        for phase in Phase:
+            kind, _, recorded = phase.partition(" ")
+            name = f"{kind}8 {dim}/{group} {recorded}"
+            persistent = {"PERSISTENT": bool(recorded)}
+            found[name] = attention(arch, phase, dim, group, dtype, **persistent)
+    found["write8"] = write(arch, dtype)
+    return found
+
+
+def sixteen_bits(arch: int) -> dict[str, dict[str, int]]:
+    """All kernels."""
     found = {}
     for dim, group in ((64, 3), (80, 1), (128, 4), (128, 8), (128, 16), (256, 2)):
         name = f"{dim}/{group}"
@@ -154,15 +187,19 @@ def main() -> None:
         capped = {"SOFTCAP": True, "WINDOW": True, "PERSISTENT": recorded}
         found[f"wide 256/2 capped {phase}"] = attention(arch, phase, 256, 2, **capped)
         found[f"wide 128/48 {phase}"] = attention(arch, phase, 128, 48, PERSISTENT=recorded)
-    sizes: dict[str, Any] = {"VALUE_DIM": 128, "PADDED_VALUE_DIM": 128}
-    plain = {"num_warps": 4, "num_stages": 3}
-    found["merge"] = compiled(merge_partials, arch, plain, BH=8, SINKS=True, **sizes)
-    sizes |= {"DIM": 128, "PADDED_DIM": 128, "HEADS": 8, "PADDED_HEADS": 8, "BLOCK_SIZE": 16}
-    found["write"] = compiled(write_tokens, arch, plain, **sizes)
-    found["move"] = compiled(move_blocks, arch, plain, GATHER=True, CHUNK=CHUNK)
-    found |= layers(arch, plain)
-    found["mask"] = compiled(mask_words, arch, plain, WORDS=WORDS)
-    print(json.dumps(found))
+    found["merge"] = compiled(
+        merge_partials, arch, PLAIN, BH=8, SINKS=True, VALUE_DIM=128, PADDED_VALUE_DIM=128
+    )
+    found["write"] = write(arch, BF16)
+    found["move"] = compiled(move_blocks, arch, PLAIN, GATHER=True, CHUNK=CHUNK)
+    found["mask"] = compiled(mask_words, arch, PLAIN, WORDS=WORDS)
+    return found | layers(arch)
+
+
+def main() -> None:
+    """The kernels for an architecture and a dtype of the cache."""
+    arch, dtype = int(sys.argv[1]), sys.argv[2]
+    print(json.dumps(sixteen_bits(arch) if dtype == BF16 else eight_bits(arch, dtype)))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,28 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "compile_ahead.py"
+CASES = [
+    (80, "torch.bfloat16"),
+    (90, "torch.bfloat16"),
+    (80, "torch.int8"),
+    (90, "torch.int8"),
+    (90, "torch.float8_e4m3fn"),  # which sm_80 does not have
+]
 # Bytes and registers with which three blocks of narrow tiles, or one of wide ones, fit on a
-# processor at once, which is what hides the memory: 128 and 256 threads, of 64k registers.
+# processor at once, which is what hides the memory: 128 and 256 threads, of 64k registers. Keys of
+# eight bits take registers in which to widen them, so two blocks of narrow tiles.
 SHARED_OF = {
-    80: {"narrow": 43 * 1024, "wide": 70 * 1024},
-    90: {"narrow": 43 * 1024, "wide": 99 * 1024},
+    80: {"narrow": 43 * 1024, "wide": 70 * 1024, "narrow8": 27 * 1024, "wide8": 70 * 1024},
+    90: {"narrow": 43 * 1024, "wide": 99 * 1024, "narrow8": 27 * 1024, "wide8": 70 * 1024},
 }
 REGISTERS = {
     "narrow": 168,
     "wide": 255,
+    "narrow8": 255,
+    "wide8": 255,
     "merge": 48,
     "write": 32,
+    "write8": 40,
     "move": 48,
     "norm": 72,
     "gate": 40,
@@ -34,25 +45,26 @@ REGISTERS = {
 Found = dict[str, dict[str, int]]
 
 
-@pytest.fixture(scope="module", params=SHARED_OF, ids="sm_{}".format)
+@pytest.fixture(scope="module", params=CASES, ids="sm_{0[0]} {0[1]}".format)
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, Found]:
+) -> tuple[int, str, Found]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, str(PROGRAM), str(request.param)]
+    arch, dtype = request.param
+    command = [sys.executable, str(PROGRAM), str(arch), dtype]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return request.param, json.loads(ran.stdout.splitlines()[-1])
+    return arch, dtype, json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_nothing_spills(compiled: tuple[int, Found]) -> None:
-    _, found = compiled
+def test_nothing_spills(compiled: tuple[int, str, Found]) -> None:
+    _, _, found = compiled
     assert {name for name, used in found.items() if used["spills"]} == set()
 
 
-def test_registers_and_shared_memory_are_within_bounds(compiled: tuple[int, Found]) -> None:
-    arch, found = compiled
+def test_registers_and_shared_memory_are_within_bounds(compiled: tuple[int, str, Found]) -> None:
+    arch, _, found = compiled
     for name, used in found.items():
         kind = name.split()[0]
         assert used["shared"] <= SHARED_OF[arch].get(kind, 1024), name
@@ -60,16 +72,20 @@ def test_registers_and_shared_memory_are_within_bounds(compiled: tuple[int, Foun
 
 
 def test_keys_and_values_are_loaded_16_bytes_at_a_time_and_ahead(
-    compiled: tuple[int, Found],
+    compiled: tuple[int, str, Found],
 ) -> None:
-    _, found = compiled
+    """Those of eight bits, of which a row has half as many, 8 bytes at least."""
+    _, dtype, found = compiled
     attention = {name: used for name, used in found.items() if name.startswith(("narrow", "wide"))}
-    assert len(attention) == 28
-    assert {name for name, used in attention.items() if used["wide_loads"] < 16} == set()
+    quantised = dtype != "torch.bfloat16"
+    assert len(attention) == (8 if quantised else 28)
+    for name, used in attention.items():
+        enough = 8 if quantised else 16
+        assert used["wide_loads"] + quantised * used["half_wide_loads"] >= enough, name
 
 
-def test_rows_are_loaded_several_elements_at_a_time(compiled: tuple[int, Found]) -> None:
-    _, found = compiled
+def test_rows_are_loaded_several_elements_at_a_time(compiled: tuple[int, str, Found]) -> None:
+    _, dtype, found = compiled
     rows = {name: used for name, used in found.items() if name.startswith(("norm", "gate"))}
-    assert len(rows) == 5
+    assert len(rows) == (5 if dtype == "torch.bfloat16" else 0)
     assert {name for name, used in rows.items() if used["narrow_loads"]} == set()

@@ -23,6 +23,8 @@ def _fold(
     position,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     table_ptr,
     start,
     stop,
@@ -40,7 +42,6 @@ def _fold(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """Fold the keys in [start, stop) into the running softmax of the rows."""
     dims = tl.arange(0, q.shape[1])
@@ -63,9 +64,10 @@ def _fold(
             mask=inside[:, None] & (value_dims < VALUE_DIM)[None, :],
             other=0.0,
         )
-        if UPCAST:
-            k, v = k.to(tl.float32), v.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+        if k_scale_ptr is not None:
+            scale_at = (block * BLOCK_SIZE + slot) * tl.num_programs(1)
+            scores *= tl.load(k_scale_ptr + scale_at, mask=inside, other=0.0)[None, :]
         if SOFTCAP:
             doubled = tl.exp2(scores * (2.0 * LOG2E / softcap))
             scores = softcap * (1.0 - 2.0 / (doubled + 1.0))  # tanh
@@ -81,7 +83,9 @@ def _fold(
         shrink = tl.exp2(top - finite)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
-        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        if v_scale_ptr is not None:
+            weights *= tl.load(v_scale_ptr + scale_at, mask=inside, other=0.0)[None, :]
+        acc += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
         top = new_top
     return acc, top, total
 
@@ -91,6 +95,8 @@ def attend_tiles(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     table_ptr,
     tiles_ptr,
     count_ptr,
@@ -126,6 +132,7 @@ def attend_tiles(
     """Program (i, h): tile i (see `tiles.Tiles`) for KV head h; in place of a tile's sequence
     stands where its row of the block table begins.
 
+    With scales (None: without), a key's is folded into its scores, a value's into its weights.
     If `PERSISTENT`, there are `count[0]` tiles, shared out among however many programs: so the
     number of tiles may change where the launch is recorded. Partial p and query head:
     `out[p, head]` float32, normalised, and `lse[p, head]` in log2 units, -inf where a query sees
@@ -134,6 +141,9 @@ def attend_tiles(
     head = tl.program_id(1).to(tl.int64)
     k_ptr += head * k_head
     v_ptr += head * v_head
+    if k_scale_ptr is not None:
+        k_scale_ptr += head
+        v_scale_ptr += head
     rows = tl.arange(0, BM)
     query = rows // GROUP
     query_head = head * GROUP + rows % GROUP
@@ -172,14 +182,14 @@ def attend_tiles(
         # Whole steps of keys that all queries see need no look at the positions.
         whole = start + tl.maximum(all_see - start, 0) // BN * BN
         acc, top, total = _fold(
-            acc, top, total, q, position, k_ptr, v_ptr, row_ptr, start, whole,
-            k_block, k_slot, v_block, v_slot, scale, softcap, window,
-            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, False, UPCAST,
+            acc, top, total, q, position, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_ptr,
+            start, whole, k_block, k_slot, v_block, v_slot, scale, softcap, window,
+            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, False,
         )  # fmt: skip
         acc, top, total = _fold(
-            acc, top, total, q, position, k_ptr, v_ptr, row_ptr, whole, stop,
-            k_block, k_slot, v_block, v_slot, scale, softcap, window,
-            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, True, UPCAST,
+            acc, top, total, q, position, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_ptr,
+            whole, stop, k_block, k_slot, v_block, v_slot, scale, softcap, window,
+            DIM, VALUE_DIM, BLOCK_SIZE, BN, SOFTCAP, WINDOW, True,
         )  # fmt: skip
 
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]

@@ -87,8 +87,7 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
         write_tokens[(tokens,)](
             key,
             value,
-            cache.key,
-            cache.value,
+            *_tensors(cache),
             plan.slots,
             *key.stride()[:2],
             *value.stride()[:2],
@@ -170,8 +169,7 @@ def _launch(
     dim, value_dim = cache.key.shape[3], cache.value.shape[3]
     attend_tiles[grid](
         query,
-        cache.key,
-        cache.value,
+        *_tensors(cache),
         plan.table,
         tiles,
         count,
@@ -200,6 +198,11 @@ def _launch(
         UPCAST=_INTERPRETED and query.dtype is torch.bfloat16,
         **config.options,
     )
+
+
+def _tensors(cache: LayerCache) -> tuple[Tensor | None, ...]:
+    """What a cache may consist of, in the order of the kernels' arguments."""
+    return cache.key, cache.value, cache.key_scale, cache.value_scale
 
 
 # The interpreter multiplies the bit patterns of bfloat16.

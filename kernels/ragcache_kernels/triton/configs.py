@@ -58,8 +58,9 @@ class Case(NamedTuple):
 NARROW_ROWS = 16  # the least that a matrix instruction takes
 WIDEST = 256  # elements of a head
 
-# By head dim, the first that is large enough. Three stages where shared memory allows, since the
-# address of a key depends on a loaded block id.
+# By head dim, the first that is large enough. What is recorded has as many rows as what is not,
+# since both take the same tiles. Three stages where shared memory allows, since the address of a
+# key depends on a loaded block id.
 _NARROW = {
     128: Config(NARROW_ROWS, 64, 4, 3),
     WIDEST: Config(NARROW_ROWS, 32, 8, 3),
@@ -73,6 +74,23 @@ _RECORDED_AMPERE = {
     Phase.NARROW_RECORDED: _NARROW | {128: Config(NARROW_ROWS, 32, 4, 3)},
     Phase.WIDE_RECORDED: {64: Config(128, 64, 8, 3)} | _WIDE | {128: Config(128, 32, 8, 3)},
 }
+# Keys of eight bits take half of the memory, but registers in which to widen them.
+_EIGHT_BITS = {"torch.int8", "torch.float8_e4m3fn"}
+_NARROW_8_BIT = {
+    128: Config(NARROW_ROWS, 64, 4, 3),
+    WIDEST: Config(NARROW_ROWS, 16, 4, 3),
+}
+_WIDE_8_BIT = {
+    64: Config(128, 64, 8, 3),
+    128: Config(128, 32, 8, 3),
+    WIDEST: Config(32, 32, 4, 2),  # of more rows, what is recorded would spill
+}
+_8_BIT = {
+    Phase.NARROW: _NARROW_8_BIT,
+    Phase.NARROW_RECORDED: _NARROW_8_BIT,
+    Phase.WIDE: _WIDE_8_BIT,
+    Phase.WIDE_RECORDED: _WIDE_8_BIT,
+}
 
 
 def choose(case: Case) -> Config:
@@ -83,7 +101,9 @@ def choose(case: Case) -> Config:
 def default(case: Case) -> Config:
     """The configuration where nothing has been tuned; raises ValueError as `choose` does."""
     table = _NARROW if case.phase in (Phase.NARROW, Phase.NARROW_RECORDED) else _WIDE
-    if case.arch < 90:
+    if case.dtype in _EIGHT_BITS:
+        table = _8_BIT[case.phase]
+    elif not 90 <= case.arch < 120:  # others have less shared memory, or no warp groups
         table = _RECORDED_AMPERE.get(case.phase, table)
     for limit, config in table.items():
         if case.dim <= limit:
