@@ -27,6 +27,7 @@ from ragcache.bench.options import EngineBench
 from ragcache.engine.attention import NAME
 from ragcache.engine.batch import BatchBuilder
 from ragcache.engine.constraint import Grammar
+from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.model import (
     choose_device,
     choose_dtype,
@@ -72,6 +73,7 @@ def run(options: EngineBench) -> dict[str, Any]:
     source = find_model(options.model)
     model = load_model(source, device, dtype)
     sides = _Sides(model, prepare_model(model))
+    use_fast_layers(model)
     cases = {
         case.name: sides.measure(case, options.repeats)
         for case in track(CASES, description="engine")
@@ -112,7 +114,7 @@ def render(results: dict[str, Any]) -> Table:
 
 
 class _Sides:
-    """One model with two attentions, switched between rounds."""
+    """One model, run by a step of ours and as transformers wrote it, in turns."""
 
     def __init__(self, model: PreTrainedModel, layers: list[LayerShape]) -> None:
         self._model = model
