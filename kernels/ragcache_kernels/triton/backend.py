@@ -11,12 +11,14 @@ import triton
 from torch import Tensor
 
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.layer_ops import Rotation
 from ragcache_kernels.triton.attention import LOG2E, attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import copy_blocks
 from ragcache_kernels.triton.configs import Case, Config, Phase, choose
 from ragcache_kernels.triton.growth import TilePlanner
 from ragcache_kernels.triton.layer_ops import TritonLayerOps
 from ragcache_kernels.triton.plan import DeviceTiles, Kind, TritonFixedPlan, TritonPlan
+from ragcache_kernels.triton.rope import rotate_and_write
 from ragcache_kernels.triton.tiles import TILE_FIELDS
 from ragcache_kernels.triton.write import write_tokens
 
@@ -101,6 +103,16 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
             PADDED_VALUE_DIM=triton.next_power_of_2(value.shape[2]),
             BLOCK_SIZE=plan.block_size,
         )
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        cache: LayerCache,
+        plan: TritonPlan | TritonFixedPlan,
+    ) -> Tensor:
+        """Rotate queries and keys of qkv `[T, Hq + 2·Hkv, D]`, and store the keys and values."""
+        return rotate_and_write(_dense(qkv), rotation, cache, plan.slots, plan.block_size)
 
     def attend(
         self,
