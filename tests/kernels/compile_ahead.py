@@ -24,6 +24,7 @@ from ragcache_kernels.triton.configs import Case, Phase, choose
 from ragcache_kernels.triton.layer_ops import norm_warps
 from ragcache_kernels.triton.mask import WORDS, mask_words
 from ragcache_kernels.triton.norm import norm_rows
+from ragcache_kernels.triton.rope import rotate_tokens
 from ragcache_kernels.triton.write import write_tokens
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -101,6 +102,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "wide_loads": len(re.findall(r"LDGSTS\S*\.128", code)),
         "half_wide_loads": len(re.findall(r"LDGSTS\S*\.64", code)),
+        "wide_row_loads": len(re.findall(r"\bLDG\S*\.128\b", code)),
         "narrow_loads": len(re.findall(r"\bLDG\S*\.(?:U8|S8|U16)\b", code)),
     }
 
@@ -157,6 +159,24 @@ def write(arch: int, dtype: str) -> dict[str, int]:
     return compiled(write_tokens, arch, PLAIN, dtype, **sizes, **heads)
 
 
+def rotate(arch: int, dtype: str, dim: int, kv_heads: int, *, normed: bool) -> dict[str, int]:
+    """The kernel that rotates and stores."""
+    norms = {} if normed else {"query_norm_ptr": None, "key_norm_ptr": None}
+    return compiled(
+        rotate_tokens,
+        arch,
+        PLAIN,
+        dtype,
+        HEADS=kv_heads,
+        DIM=dim,
+        ROTARY=dim,
+        PADDED_HEADS=triton.next_power_of_2(kv_heads),
+        PADDED_DIM=triton.next_power_of_2(dim),
+        BLOCK_SIZE=16,
+        **norms,
+    )
+
+
 def eight_bits(arch: int, dtype: str) -> dict[str, dict[str, int]]:
     """The kernels for which it matters that a cache is quantised."""
     found = {}
@@ -167,6 +187,7 @@ def eight_bits(arch: int, dtype: str) -> dict[str, dict[str, int]]:
             persistent = {"PERSISTENT": bool(recorded)}
             found[name] = attention(arch, phase, dim, group, dtype, **persistent)
     found["write8"] = write(arch, dtype)
+    found["rotate8 128/8"] = rotate(arch, dtype, 128, 8, normed=True)
     return found
 
 
@@ -191,6 +212,10 @@ def sixteen_bits(arch: int) -> dict[str, dict[str, int]]:
         merge_partials, arch, PLAIN, BH=8, SINKS=True, VALUE_DIM=128, PADDED_VALUE_DIM=128
     )
     found["write"] = write(arch, BF16)
+    for dim, kv_heads in ((64, 3), (96, 32), (128, 8), (256, 4)):
+        for normed in (False, True):
+            name = f"rotate {dim}/{kv_heads} {normed}"
+            found[name] = rotate(arch, BF16, dim, kv_heads, normed=normed)
     found["move"] = compiled(move_blocks, arch, PLAIN, GATHER=True, CHUNK=CHUNK)
     found["mask"] = compiled(mask_words, arch, PLAIN, WORDS=WORDS)
     return found | layers(arch)

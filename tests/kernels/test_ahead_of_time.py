@@ -37,6 +37,8 @@ REGISTERS = {
     "write": 32,
     "write8": 40,
     "move": 48,
+    "rotate": 104,
+    "rotate8": 48,
     "norm": 72,
     "gate": 40,
     "mask": 32,
@@ -89,3 +91,12 @@ def test_rows_are_loaded_several_elements_at_a_time(compiled: tuple[int, str, Fo
     rows = {name: used for name, used in found.items() if name.startswith(("norm", "gate"))}
     assert len(rows) == (5 if dtype == "torch.bfloat16" else 0)
     assert {name for name, used in rows.items() if used["narrow_loads"]} == set()
+
+
+def test_heads_and_their_other_halves_are_loaded_16_bytes_at_a_time(
+    compiled: tuple[int, str, Found],
+) -> None:
+    """Queries and keys, each with what they are turned by, and values."""
+    _, dtype, found = compiled
+    name = "rotate 128/8 True" if dtype == "torch.bfloat16" else "rotate8 128/8"
+    assert found[name]["wide_row_loads"] >= 5

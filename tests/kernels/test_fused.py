@@ -173,6 +173,23 @@ def test_a_part_of_wider_rows_rotates(backend: Backend) -> None:
     )
 
 
+def test_rotated_keys_are_quantised_as_they_are_stored(backend: Backend) -> None:
+    qkv, slots = random(3, 12, 64), [9, -1, 2]
+    rotation = rotation_for(qkv, 64, normed=True)
+    key, value = (torch.zeros(3, SIZE, 3, 64, dtype=torch.int8, device=DEVICE) for _ in range(2))
+    scales = [torch.full((3, SIZE, 3), torch.nan, device=DEVICE) for _ in range(2)]
+    cache = LayerCache(key, value, *scales)
+    backend.rotate_and_write(qkv, rotation, cache, backend.plan(layout_of(slots), DEVICE))
+    keys = rotated(qkv[:, 6:9], rotation.key_norm, rotation)
+    stored = zip((key, value), scales, (keys, qkv[:, 9:].double()), strict=True)
+    for integers, scale, rows in stored:
+        found = integers.flatten(0, 1)[[9, 2]] * scale.flatten(0, 1)[[9, 2]].unsqueeze(-1)
+        expected = rows[[0, 2]]
+        step = expected.abs().amax(-1, keepdim=True) / 127
+        assert ((found - expected).abs() <= 0.51 * step).all()
+        assert scale.isnan().sum() == scale.numel() - 2 * 3
+
+
 def test_keys_and_values_reach_slots_behind_two_billion_elements(backend: Backend) -> None:
     blocks = 2**31 // (SIZE * 128) + 1
     cache = LayerCache(  # untouched, so not there
