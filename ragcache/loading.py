@@ -6,19 +6,14 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
-from ragcache_kernels import AttentionBackend, best_backend, get_backend
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
+from ragcache.engine.assembly import build_runner, max_model_len
 from ragcache.engine.bridge import EngineClient, Mailboxes
-from ragcache.engine.fast_model import use_fast_layers
-from ragcache.engine.graphs import CudaRecorder, DecodeGraphs
-from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
-    KV_DTYPES,
     ModelSource,
     check_kv_dtype,
     choose_device,
@@ -29,12 +24,9 @@ from ragcache.engine.model import (
     load_config,
     load_model,
 )
-from ragcache.engine.parallel import check_devices, check_split, smallest
-from ragcache.engine.pool import STAGING, KVPool, pool_blocks
-from ragcache.engine.profile import largest_step, step_memory
+from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
-from ragcache.engine.support import prepare_model
 from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.errors import ConfigError
@@ -144,56 +136,6 @@ def assemble(
     return Serving(model, pool, client, grammars)
 
 
-def build_runner(model: PreTrainedModel, settings: ServeSettings) -> tuple[ModelRunner, int]:
-    """Switch a model to paged attention and give it a KV pool; also returns its blocks."""
-    layers = prepare_model(model)
-    use_fast_layers(model)
-    dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
-    name = best_backend(model.device, model.dtype, dims)
-    log.info("attention runs on %s", name)
-    backend = get_backend(name)
-    size, kv_dtype = settings.block_size, KV_DTYPES.get(settings.kv_cache_dtype, model.dtype)
-    one_block = KVPool(layers, 1, size, kv_dtype, model.device)
-    num_blocks = settings.kv_cache_blocks or _fitting_blocks(model, one_block, backend, settings)
-    if settings.tensor_parallel_size > 1:
-        num_blocks = smallest(num_blocks, model.device)
-    try:
-        pool = KVPool(layers, num_blocks, size, kv_dtype, model.device)
-    except RuntimeError as error:
-        raise ConfigError(f"the KV pool of {num_blocks} blocks cannot be had: {error}") from error
-    graphs = None
-    if name == "triton" and settings.cuda_graphs and settings.tensor_parallel_size == 1:
-        graphs = DecodeGraphs(
-            backend,
-            model.device,
-            max_sequences=settings.max_running,
-            max_kv_len=min(_max_model_len(model, settings), num_blocks * size),
-            record=CudaRecorder(),
-        )
-    host = None
-    if settings.host_cache_memory is not None:
-        host = host_pool(pool.tensors, settings.host_cache_memory // settings.tensor_parallel_size)
-    return ModelRunner(model, pool, backend, graphs, host), num_blocks
-
-
-def _fitting_blocks(
-    model: PreTrainedModel,
-    one_block: KVPool,
-    backend: AttentionBackend[Any],
-    settings: ServeSettings,
-) -> int:
-    memory, reserved = settings.kv_cache_memory, 0
-    if model.device.type == "cuda" and memory is None:
-        tokens, length = settings.max_batch_tokens, _max_model_len(model, settings)
-        step = largest_step(tokens, settings.max_running, length, settings.block_size)
-        reserved = step_memory(model, one_block, backend, step)
-        log.info("the largest step takes %d MiB", reserved >> 20)
-        reserved += STAGING if settings.host_cache_memory is not None else 0
-    return pool_blocks(
-        one_block.block_bytes, memory, model.device, settings.tensor_parallel_size, reserved
-    )
-
-
 def measure_host_tier(
     runner: Runner, loaded: Loaded, max_model_len: int, settings: ServeSettings
 ) -> tuple[int, int]:
@@ -210,6 +152,7 @@ def measure_host_tier(
     )
     if costs.min_swap is None:
         log.warning("no host tier, since nothing is gained by it: %s", costs)
+        loaded.runner.drop_host()
         return 0, 1
     tokens = host.num_blocks * settings.block_size
     log.info("host tier of %d tokens, from %d blocks on: %s", tokens, costs.min_swap, costs)
@@ -247,20 +190,10 @@ def _describe(loaded: Loaded, source: ModelSource, settings: ServeSettings) -> S
     vocab_size = min(config.vocab_size, model.get_input_embeddings().num_embeddings)
     return ServedModel(
         names=tuple(settings.served_model_name) or (source.name,),
-        max_model_len=_max_model_len(model, settings),
+        max_model_len=max_model_len(model, settings),
         pool_tokens=loaded.num_blocks * settings.block_size,
         vocab_size=vocab_size,
         eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
         fingerprint=fingerprint(model, loaded.runner.kv_dtype),
         prefix_caching=settings.prefix_caching,
     )
-
-
-def _max_model_len(model: PreTrainedModel, settings: ServeSettings) -> int:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    wanted = settings.max_model_len or limit
-    if wanted is None:
-        raise ConfigError("max_model_len: the model's configuration does not tell; please set it")
-    if limit is not None and wanted > limit:
-        raise ConfigError(f"max_model_len: {wanted} exceeds the model's {limit} positions")
-    return wanted

@@ -111,12 +111,17 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Copy block src to block dst in every cache; all sources are read before any write."""
 
     def fixed_plan(
-        self, tokens: int, max_kv_len: int, block_size: int, device: torch.device
+        self,
+        tokens: int,
+        max_kv_len: int,
+        pool_tokens: int,
+        block_size: int,
+        device: torch.device,
     ) -> FixedPlan | None:
         """A plan whose tensors stay in place, where launches can be recorded; else None.
 
-        It is for steps of up to `tokens` decodes over up to `max_kv_len` tokens each. Layers of
-        every kind must have run before.
+        It is for steps of `tokens` decodes over up to `max_kv_len` tokens each, out of a pool of
+        `pool_tokens`. Layers of every kind must have run before.
         """
         return None
 

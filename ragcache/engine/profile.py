@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from ragcache_kernels.interface import AttentionBackend, StepLayout
-from transformers import PreTrainedModel
+from ragcache_kernels.interface import StepLayout
 
 from ragcache.engine.batch import StepBatch
-from ragcache.engine.pool import KVPool
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import MAX_LOGITS
 
@@ -41,20 +37,16 @@ def largest_step(
 
 
 @torch.inference_mode()
-def step_memory(
-    model: PreTrainedModel, pool: KVPool, backend: AttentionBackend[Any], batch: StepBatch
-) -> int:
-    """Bytes that a GPU must have free to run `batch` and to sample from its logits.
+def step_memory(runner: ModelRunner, batch: StepBatch, device: torch.device) -> int:
+    """Bytes that a GPU must have free to run the largest steps and to sample from their logits.
 
-    A pool with the blocks of `batch` will do.
+    `runner` has a pool of one block.
     """
-    for tensor in pool.tensors:
-        tensor.zero_()
-    torch.cuda.reset_peak_memory_stats(model.device)
-    before = torch.cuda.memory_allocated(model.device)
-    logits = ModelRunner(model, pool, backend).run(batch)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    logits = runner.rehearse(batch)
     logits.float().sort(dim=-1)  # the widest nucleus
-    torch.cuda.synchronize(model.device)
-    peak = torch.cuda.max_memory_allocated(model.device) - before
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()  # the pool is to have it
     return peak

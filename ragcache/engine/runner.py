@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+from ragcache_kernels import upload
 from ragcache_kernels.interface import AttentionBackend, LayerCache, StepLayout
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
 from ragcache.engine.batch import StepBatch
-from ragcache.engine.graphs import DecodeGraphs, staged
+from ragcache.engine.graphs import DecodeGraphs
 from ragcache.engine.host_pool import HostPool
 from ragcache.engine.pool import KVPool
 
@@ -64,15 +65,34 @@ class ModelRunner:
         if batch.copies:
             self._backend.copy_blocks(self._pool.tensors, batch.copies)
         if self._graphs is not None:
-            logits = self._graphs.run(batch, self._forward)
+            logits = self._graphs.run(batch)
             if logits is not None:
                 return logits
         plan = self._backend.plan(batch.layout, self._device)
         inputs = (batch.input_ids, batch.position_ids, batch.last_idx)
         input_ids, position_ids, last_idx = (
-            staged(tensor, self._device).to(self._device, non_blocking=True) for tensor in inputs
+            upload(tensor.numpy(), self._device) for tensor in inputs
         )
         return self._forward(input_ids, position_ids, plan, last_idx)
+
+    @torch.inference_mode()
+    def warm_up(self, largest: StepBatch) -> None:
+        """Compile and record before the first request what would otherwise hold one up.
+
+        `largest` reads block 0 alone and writes nowhere, see `profile.largest_step`.
+        """
+        self.run(largest)
+        self._backend.copy_blocks(self._pool.tensors, [(0, 0)])
+        if self._graphs is not None:
+            self._graphs.record_all(self._forward)
+
+    @torch.inference_mode()
+    def rehearse(self, largest: StepBatch) -> Tensor:
+        """Run the steps that take the most memory; returns logits of `largest`."""
+        logits = self.run(largest)
+        if self._graphs is not None:
+            self._graphs.rehearse(self._forward)
+        return logits
 
     def prepare(self, layout: StepLayout) -> None:
         """See `Runner`."""
@@ -91,10 +111,15 @@ class ModelRunner:
             )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """See `Runner`."""
+    def drop_host(self) -> None:
+        """Give up the host tier, and its memory."""
         if self.host is not None:
             self.host.close()
+            self.host = None
+
+    def close(self) -> None:
+        """See `Runner`."""
+        self.drop_host()
 
 
 class _Step(LayerContext):

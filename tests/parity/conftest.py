@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.engine.answers import Answers
 from ragcache.engine.fast_model import use_fast_layers
-from ragcache.engine.graphs import DecodeGraphs, Record
+from ragcache.engine.graphs import DecodeGraphs, Limits, Record
 from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import find_model, load_model
 from ragcache.engine.pool import KVPool
+from ragcache.engine.profile import largest_step
 from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import Scheduler
@@ -199,16 +200,13 @@ class Pair:
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
         kernels, graphs = get_backend(backend), None
         if record is not None:
-            graphs = DecodeGraphs(
-                kernels,
-                self.plain.device,
-                max_sequences=max_running,
-                max_kv_len=num_blocks * BLOCK,
-                record=record,
-            )
+            limits = Limits(max_running, num_blocks * BLOCK, num_blocks * BLOCK, BLOCK)
+            graphs = DecodeGraphs(kernels, self.plain.device, limits, record)
         block_bytes = sum(tensor[0].nbytes for tensor in pool.tensors)
         host = host_pool(pool.tensors, host_blocks * block_bytes) if host_blocks else None
         runner = ModelRunner(self.paged, pool, kernels, graphs, host)
+        if graphs is not None:
+            runner.warm_up(largest_step(max_batch_tokens, max_running, num_blocks * BLOCK, BLOCK))
         return RecordingEngine(runner, scheduler, _Sink())
 
     def run(

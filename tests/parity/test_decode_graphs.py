@@ -1,8 +1,11 @@
 """Decode steps that are recorded once and replayed: what is replayed here is the recorded call."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
+from ragcache.engine import graphs
 from ragcache.engine.profile import largest_step
 
 PROMPTS = {
@@ -13,21 +16,20 @@ PROMPTS = {
 
 
 class Recorder:
-    """Runs the recorded work anew, into the tensor that it gave first."""
+    """Does the recorded work anew."""
 
     def __init__(self):
-        self.sizes = []
+        self.recorded = 0
         self.replays = 0
 
     def __call__(self, work):
-        result = work().clone()
-        self.sizes.append(len(result))
+        self.recorded += 1
 
         def replay():
             self.replays += 1
-            result.copy_(work())
+            work()
 
-        return result, replay
+        return replay
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
@@ -36,35 +38,49 @@ def test_replayed_steps_agree_with_the_plain_model(make_pair, name):
     engine = pair.engine(backend="triton", record=recorder)
     expected = {key: pair.greedy(prompt, 5) for key, prompt in PROMPTS.items()}
     assert pair.run(engine, PROMPTS, 5) == expected
-    assert 4 in recorder.sizes  # three sequences, and one of padding
+    assert recorder.recorded == 4  # 1, 2, 4 and 8 sequences
     assert recorder.replays >= 4
     pair.check_logits(engine)
 
 
 def test_other_steps_run_in_the_ordinary_way(llama):
     recorder = Recorder()
-    engine = llama.engine(backend="triton", max_running=2, max_batch_tokens=4, record=recorder)
+    engine = llama.engine(backend="triton", max_running=1, max_batch_tokens=4, record=recorder)
     assert llama.run(engine, {"a": PROMPTS["a"]}, 2)  # chunks of 4, 4 and 1 tokens, one decode
-    assert recorder.sizes == [1]
+    assert recorder.recorded == 1
     assert recorder.replays == 2  # a chunk of one token is a decode like any other
     llama.check_logits(engine)
 
 
-def test_sequences_beyond_the_recorded_length_run_in_the_ordinary_way(llama):
+def test_steps_that_do_not_fit_run_in_the_ordinary_way(llama):
     recorder = Recorder()
-    engine = llama.engine(backend="triton", record=recorder)
-    engine._runner._graphs._max_kv_len = 4  # the table has room for one block
+    engine = llama.engine(backend="triton", max_running=1, record=recorder)
+    for recorded in engine._runner._graphs._recorded.values():
+        recorded.plan.update = lambda layout: False
     assert llama.run(engine, {"a": PROMPTS["a"]}, 3) == {"a": llama.greedy(PROMPTS["a"], 3)}
     assert recorder.replays == 0
 
 
-def test_a_pass_that_cannot_be_recorded_runs_without(llama, caplog):
-    def refuse(work):
-        raise RuntimeError("operation not permitted when stream is capturing")
+def test_a_pass_that_waits_for_the_gpu_runs_without(llama, caplog, monkeypatch):
+    @contextmanager
+    def refused(device):
+        raise RuntimeError("called a synchronizing CUDA operation")
+        yield
 
-    engine = llama.engine(backend="triton", record=refuse)
+    monkeypatch.setattr(graphs, "forbidden_waiting", refused)
+    recorder = Recorder()
+    engine = llama.engine(backend="triton", max_running=1, record=recorder)
     assert llama.run(engine, {"a": PROMPTS["a"]}, 3) == {"a": llama.greedy(PROMPTS["a"], 3)}
-    assert "without CUDA graphs: operation not permitted" in caplog.text
+    assert "without CUDA graphs: called a synchronizing" in caplog.text
+    assert recorder.recorded == 0
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (17, [1, 2, 4, 8, 16, 24])],
+)
+def test_the_largest_size_is_just_enough(largest, sizes):
+    assert list(graphs._sizes(largest)) == sizes
 
 
 def test_the_largest_step_reads_the_longest_context_and_writes_nothing(llama):

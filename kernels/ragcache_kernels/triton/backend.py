@@ -19,7 +19,7 @@ from ragcache_kernels.triton.growth import TilePlanner
 from ragcache_kernels.triton.layer_ops import TritonLayerOps
 from ragcache_kernels.triton.plan import DeviceTiles, Kind, TritonFixedPlan, TritonPlan
 from ragcache_kernels.triton.rope import rotate_and_write
-from ragcache_kernels.triton.tiles import TILE_FIELDS
+from ragcache_kernels.triton.tiles import NARROW_SPLIT, TILE_FIELDS
 from ragcache_kernels.triton.write import write_tokens
 
 _MERGE_HEADS = 8  # query heads of a program that merges
@@ -66,14 +66,23 @@ class TritonBackend(AttentionBackend[TritonPlan | TritonFixedPlan]):
         return TritonPlan(layout, device, self._planner, self._kinds)
 
     def fixed_plan(
-        self, tokens: int, max_kv_len: int, block_size: int, device: torch.device
+        self,
+        tokens: int,
+        max_kv_len: int,
+        pool_tokens: int,
+        block_size: int,
+        device: torch.device,
     ) -> TritonFixedPlan | None:
         """A plan for decodes that stays in place; None before layers have run."""
         if not self._kinds:
             return None
-        return TritonFixedPlan(
-            tokens, max_kv_len, block_size, device, self._planner, tuple(self._kinds)
-        )
+        kinds = tuple(self._kinds)
+        # A row is cut where a split or a run of shared blocks ends; of what is shared, each key is
+        # read once, so that all of them together are few more than the pool has.
+        parts = tokens * (-(-max_kv_len // NARROW_SPLIT) + 2)
+        parts = min(parts, -(-pool_tokens // NARROW_SPLIT) + 4 * tokens)
+        table = tokens * -(-max_kv_len // block_size)
+        return TritonFixedPlan(tokens, parts, table, block_size, device, self._planner, kinds)
 
     def prepare(self, layout: StepLayout) -> None:
         """Plan a step that may come next, so that less is left to do if it does."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ragcache_kernels.interface import StepLayout
 from ragcache_kernels.triton.growth import TilePlanner
-from ragcache_kernels.triton.tiles import NARROW_SPLIT, TILE_FIELDS, Tiles
+from ragcache_kernels.triton.tiles import TILE_FIELDS, Tiles
 
 Arrays = list[NDArray[np.int32]]
 
@@ -114,13 +114,15 @@ class TritonPlan:
 class TritonFixedPlan:
     """A plan whose tensors stay where they are, so that launches which read it can be recorded.
 
-    It is for up to `tokens` sequences that decode, of up to `max_kv_len` tokens each.
+    It is for `tokens` sequences that decode, cut into up to `parts` tiles, whose rows of the block
+    table have up to `table` entries together.
     """
 
     def __init__(
         self,
         tokens: int,
-        max_kv_len: int,
+        parts: int,
+        table: int,
         block_size: int,
         device: torch.device,
         planner: TilePlanner,
@@ -130,11 +132,8 @@ class TritonFixedPlan:
         self.recorded = True
         self._planner = planner
         self._kinds = kinds
-        # A row is cut wherever a split or a run of shared blocks ends.
-        parts = tokens * (-(-max_kv_len // NARROW_SPLIT) + 2)
         rows = TILE_FIELDS * parts
         tiles = [rows, 1, rows, 1, 4 * tokens, tokens, tokens + 1, parts]
-        table = tokens * -(-max_kv_len // block_size)
         self._upload = Upload([tokens, *tiles * len(kinds), table], device)
         self.slots, self._tiles, self.table = _views(self._upload, kinds)
 
