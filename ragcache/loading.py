@@ -29,7 +29,6 @@ from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
-from ragcache.errors import ConfigError
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.loader import load_tokenizer

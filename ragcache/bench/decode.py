@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.bench.chunks import admitted
 from ragcache.config import ServeSettings
-from ragcache.engine.batch import BatchBuilder
 from ragcache.engine.assembly import build_runner
+from ragcache.engine.batch import BatchBuilder
 from ragcache.prefix.cache import PrefixCache
 
 LLAMA_8B = {

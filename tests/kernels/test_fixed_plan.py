@@ -8,6 +8,7 @@ import pytest
 import torch
 from ragcache_kernels import AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.triton.backend import TritonBackend
+from ragcache_kernels.triton.configs import Case, Phase, default
 from step_layouts import layout_of
 
 SIZE, HEADS, KV_HEADS, DIM = 4, 6, 2, 16
@@ -48,7 +49,7 @@ def test_a_plan_that_stays_in_place_attends_like_a_new_one(cache: LayerCache) ->
     first = backend.plan(steps[0], CPU)
     for spec in SPECS:
         backend.attend(query, cache, first, spec)
-    fixed = backend.fixed_plan(5, 140, SIZE, CPU)
+    fixed = backend.fixed_plan(5, 140, 1600, SIZE, CPU)
     assert fixed is not None
     places = [fixed.slots.data_ptr(), fixed.table.data_ptr()]
     for step in steps:
@@ -65,9 +66,18 @@ def test_a_step_that_does_not_fit_leaves_the_plan_alone(cache: LayerCache) -> No
     backend = TritonBackend()
     query = torch.randn(2, HEADS, DIM, device=CPU)
     backend.attend(query, cache, backend.plan(decodes([9, 5], 1, 2), CPU), SPECS[0])
-    fixed = backend.fixed_plan(2, 20, SIZE, CPU)
+    fixed = backend.fixed_plan(2, 20, 1600, SIZE, CPU)
     assert fixed is not None
     assert fixed.update(decodes([9, 5], 1, 2))
     before = backend.attend(query, cache, fixed, SPECS[0])
     assert not fixed.update(decodes([9, 60], 1, 2))
     assert torch.equal(backend.attend(query, cache, fixed, SPECS[0]), before)
+
+
+def test_what_is_recorded_takes_the_same_tiles_as_what_is_not() -> None:
+    for arch in (80, 89, 90, 100, 120):
+        for dim in (64, 80, 128, 256):
+            for dtype in ("torch.bfloat16", "torch.int8", "torch.float8_e4m3fn"):
+                rows = [default(Case(arch, dim, 4, dtype, phase)).bm for phase in Phase]
+                narrow, wide, narrow_recorded, wide_recorded = rows
+                assert (narrow, wide) == (narrow_recorded, wide_recorded), (arch, dim, dtype)

@@ -52,7 +52,8 @@ class Check:
         out = backend.attend(query, cache, plan, spec)
         if self.recorded:
             longest = int(layout.kv_len.max())
-            plan = backend.fixed_plan(len(query), longest, BLOCK_SIZE, device)
+            tokens = len(cache.key) * BLOCK_SIZE
+            plan = backend.fixed_plan(len(query), longest, tokens, BLOCK_SIZE, device)
             if not plan.update(layout):
                 raise AssertionError("the step does not fit in a plan that was made for it")
             out = backend.attend(query, cache, plan, spec)

@@ -113,7 +113,8 @@ class Workload:
     ) -> Call:
         """The step as it is recorded."""
         self.call(layer, backend, query, step)()  # only layers that have run have fixed plans
-        plan = backend.fixed_plan(len(query), self.length, BLOCK_SIZE, layer.device)
+        tokens = len(layer.cache.key) * BLOCK_SIZE
+        plan = backend.fixed_plan(len(query), self.length, tokens, BLOCK_SIZE, layer.device)
         if plan is None or not plan.update(step):
             raise AssertionError("the step does not fit in a plan that was made for it")
         return lambda: backend.attend(query, layer.cache, plan, layer.spec)
