@@ -52,6 +52,7 @@ def load_serving(settings: ServeSettings) -> Serving:
         if workers is not None:
             undo.callback(workers.close)
         loaded = load_runner(settings, workers.meet if workers else lambda: None)
+        undo.callback(loaded.runner.close)
         log.info("loading the tokenizer of %s", source.name)
         tokenizer = load_tokenizer(source.location)
         served = _describe(loaded, source, settings)

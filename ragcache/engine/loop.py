@@ -108,9 +108,11 @@ class Engine:
             log.exception("the engine thread died")
             error = EngineUnavailable("the engine has failed; the server's log tells why")
         self.failure = error
-        self._sink.fail(error)
-        self._fail_replies(error)
-        self._runner.close()
+        try:
+            self._sink.fail(error)
+            self._fail_replies(error)
+        finally:
+            self._runner.close()
 
     def _take_commands(self) -> None:
         if not self._scheduler.busy:

@@ -32,13 +32,13 @@ class Recorder:
         return replay
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_replayed_steps_agree_with_the_plain_model(make_pair, name):
     pair, recorder = make_pair(name), Recorder()
-    engine = pair.engine(backend="triton", record=recorder)
+    engine = pair.engine(backend="triton", max_running=3, record=recorder)
     expected = {key: pair.greedy(prompt, 5) for key, prompt in PROMPTS.items()}
     assert pair.run(engine, PROMPTS, 5) == expected
-    assert recorder.recorded == 4  # 1, 2, 4 and 8 sequences
+    assert recorder.recorded == 3  # 1, 2 and 4 sequences
     assert recorder.replays >= 4
     pair.check_logits(engine)
 
