@@ -31,7 +31,7 @@ SHARED_OF = {
 REGISTERS = {
     "narrow": 168,
     "wide": 255,
-    "narrow8": 255,
+    "narrow8": 232,
     "wide8": 255,
     "merge": 48,
     "write": 32,

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from ragcache_kernels import get_backend
+from ragcache_kernels import LayerCache, StepLayout, get_backend
+from ragcache_kernels.quantise import quantise
+from ragcache_kernels.reference import reference_attention
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ragcache.engine.answers import Answers
+from ragcache.engine.attention import AttentionCall, ForwardContext, forward_context
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import DecodeGraphs, Limits, Record
@@ -174,6 +177,28 @@ class _Sink:
         raise error
 
 
+class _Dense(ForwardContext):
+    """Attention of one sequence in float64, over rows that were quantised."""
+
+    def __init__(self, kv_dtype: torch.dtype) -> None:
+        self._kv_dtype = kv_dtype
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        count = len(call.query)
+        layout = StepLayout(
+            cu_q=torch.tensor([0, count]),
+            kv_len=torch.tensor([count]),
+            block_table=torch.tensor([[0]]),
+            slot_mapping=torch.arange(count),
+            block_size=count,
+        )
+        written = (quantise(each, self._kv_dtype) for each in (call.key, call.value))
+        rows, scales = zip(*written, strict=True)
+        cache = LayerCache(*(each[None] for each in rows + scales))
+        out = reference_attention(call.query, cache, layout, call.spec)
+        return out.to(call.query.dtype)
+
+
 class Pair:
     """One architecture twice: plain, and as it is served."""
 
@@ -193,18 +218,20 @@ class Pair:
         backend: str = "torch",
         record: Record | None = None,
         host_blocks: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> RecordingEngine:
-        pool = KVPool(self.layers, num_blocks, BLOCK, self.plain.dtype, torch.device("cpu"))
+        kv_dtype = kv_dtype or self.plain.dtype
+        pool = KVPool(self.layers, num_blocks, BLOCK, kv_dtype, torch.device("cpu"))
         for tensor in pool.tensors:
-            tensor.fill_(torch.nan)  # reading a slot that was never written must not go unseen
+            # Reading a slot that was never written must not go unseen; integers have scales.
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
         cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
         scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
         kernels, graphs = get_backend(backend), None
         if record is not None:
             limits = Limits(max_running, num_blocks * BLOCK, num_blocks * BLOCK, BLOCK)
             graphs = DecodeGraphs(kernels, self.plain.device, limits, record)
-        block_bytes = sum(tensor[0].nbytes for tensor in pool.tensors)
-        host = host_pool(pool.tensors, host_blocks * block_bytes) if host_blocks else None
+        host = host_pool(pool.tensors, host_blocks * pool.block_bytes) if host_blocks else None
         runner = ModelRunner(self.paged, pool, kernels, graphs, host)
         if graphs is not None:
             _warm_up(runner, pool, largest_step(16, max_running, 32, BLOCK))
@@ -229,6 +256,14 @@ class Pair:
         """Logits after each token of `context`, from scratch by transformers alone."""
         return self.plain(input_ids=torch.tensor([context]), use_cache=False).logits[0]
 
+    @torch.inference_mode()
+    def quantised_reference(self, context: list[int], kv_dtype: torch.dtype) -> Tensor:
+        """The same for keys and values that were quantised, from scratch and without pages."""
+        ids = torch.tensor([context])
+        positions = torch.arange(len(context))[None]
+        with forward_context(_Dense(kv_dtype)):
+            return self.paged(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The answer of the plain model."""
         context = list(prompt)
@@ -236,13 +271,19 @@ class Pair:
             context.append(int(self.reference(context)[-1].argmax()))
         return context[len(prompt) :]
 
-    def check_logits(self, engine: RecordingEngine, tolerance: float = 1e-4) -> None:
+    def check_logits(
+        self,
+        engine: RecordingEngine,
+        tolerance: float = 1e-4,
+        reference_of: Callable[[list[int]], Tensor] | None = None,
+    ) -> None:
         """Compare everything that the engine sampled from with the plain model."""
         assert engine.logits
+        reference_of = reference_of or self.reference
         reference: dict[tuple[int, ...], Tensor] = {}
         for context, logits in sorted(engine.logits, key=lambda each: -len(each[0])):
             if tuple(context) not in reference:
-                rows = self.reference(context)
+                rows = reference_of(context)
                 reference |= {tuple(context[: i + 1]): row for i, row in enumerate(rows)}
             expected = reference[tuple(context)]
             assert expected.std() > 0.05  # a flat answer would prove nothing

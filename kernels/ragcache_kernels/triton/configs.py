@@ -18,19 +18,25 @@ TUNED = Path(__file__).with_name("tuned.json")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Rows (`bm`) and keys (`bn`) of a step, warps, and stages of the pipeline."""
+    """Rows (`bm`) and keys (`bn`) of a step, warps, and stages of the pipeline.
+
+    `maxnreg`: registers of a thread. Left alone, the assembler may rather spill some than have
+    fewer blocks on a processor.
+    """
 
     bm: int
     bn: int
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None
 
     @property
-    def options(self) -> dict[str, int | bool]:
+    def options(self) -> dict[str, int | bool | None]:
         """How to compile; the last one is about to change its default."""
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
+            "maxnreg": self.maxnreg,
             "enable_fp_fusion": True,
         }
 
@@ -77,20 +83,15 @@ _RECORDED_AMPERE = {
 # Keys of eight bits take half of the memory, but registers in which to widen them.
 _EIGHT_BITS = {"torch.int8", "torch.float8_e4m3fn"}
 _NARROW_8_BIT = {
-    128: Config(NARROW_ROWS, 64, 4, 3),
-    WIDEST: Config(NARROW_ROWS, 16, 4, 3),
+    128: Config(NARROW_ROWS, 64, 4, 3, maxnreg=232),
+    WIDEST: Config(NARROW_ROWS, 16, 4, 3, maxnreg=232),
 }
 _WIDE_8_BIT = {
     64: Config(128, 64, 8, 3),
     128: Config(128, 32, 8, 3),
     WIDEST: Config(32, 32, 4, 2),  # of more rows, what is recorded would spill
 }
-_8_BIT = {
-    Phase.NARROW: _NARROW_8_BIT,
-    Phase.NARROW_RECORDED: _NARROW_8_BIT,
-    Phase.WIDE: _WIDE_8_BIT,
-    Phase.WIDE_RECORDED: _WIDE_8_BIT,
-}
+_WIDE_8_BIT_AMPERE = _WIDE_8_BIT | {64: Config(128, 32, 8, 3), 128: Config(64, 64, 8, 3)}
 
 
 def choose(case: Case) -> Config:
@@ -100,15 +101,21 @@ def choose(case: Case) -> Config:
 
 def default(case: Case) -> Config:
     """The configuration where nothing has been tuned; raises ValueError as `choose` does."""
-    table = _NARROW if case.phase in (Phase.NARROW, Phase.NARROW_RECORDED) else _WIDE
-    if case.dtype in _EIGHT_BITS:
-        table = _8_BIT[case.phase]
-    elif not 90 <= case.arch < 120:  # others have less shared memory, or no warp groups
-        table = _RECORDED_AMPERE.get(case.phase, table)
-    for limit, config in table.items():
+    for limit, config in _table(case).items():
         if case.dim <= limit:
             return config
     raise ValueError(f"head dim {case.dim}: the GPU kernels take up to {WIDEST}")
+
+
+def _table(case: Case) -> dict[int, Config]:
+    narrow = case.phase in (Phase.NARROW, Phase.NARROW_RECORDED)
+    ampere = not 90 <= case.arch < 120  # others have less shared memory, or no warp groups
+    if case.dtype in _EIGHT_BITS:
+        if narrow:
+            return _NARROW_8_BIT
+        return _WIDE_8_BIT_AMPERE if ampere else _WIDE_8_BIT
+    plain = _NARROW if narrow else _WIDE
+    return _RECORDED_AMPERE.get(case.phase, plain) if ampere else plain
 
 
 def read_table(path: Path) -> dict[Case, Config]:
