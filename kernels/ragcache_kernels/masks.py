@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragcache_kernels.registry import has_triton
+from ragcache_kernels.registry import takes_kernels
 from ragcache_kernels.transfer import upload
 
-_with_triton = cache(has_triton)  # asked in every step, and slow to find out
 LOWEST = torch.finfo(torch.float32).min  # as good as forbidden, but better than not allowed
 
 
@@ -23,7 +22,7 @@ def apply_masks(logits: Tensor, rows: Sequence[int], bits: NDArray[np.int32]) ->
     `bits` is `[len(rows), ceil(V / 32)]`: token t is allowed if bit t % 32 of `bits[i, t // 32]`
     is set, and then has at least the logit `LOWEST`; all others get −inf.
     """
-    if logits.is_cuda and _with_triton():
+    if takes_kernels(logits.device):
         from ragcache_kernels.triton.mask import mask_rows
 
         packed = np.concatenate([np.array(rows, dtype=np.int32)[:, None], bits], axis=1)

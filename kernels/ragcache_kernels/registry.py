@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -40,15 +41,18 @@ def best_backend(device: torch.device, dtype: torch.dtype, head_dims: Iterable[i
     """
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return "torch"
-    if torch.cuda.get_device_capability(device) < (8, 0) or not has_triton():
+    if not takes_kernels(device):
         return "torch"
     from ragcache_kernels.triton.configs import WIDEST
 
     return "triton" if max(head_dims) <= WIDEST else "torch"
 
 
-def has_triton() -> bool:
-    """Whether a Triton that compiles our kernels is installed."""
+@cache
+def takes_kernels(device: torch.device) -> bool:
+    """Whether it is a GPU that our kernels are for, with a Triton that compiles them."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
     try:
         installed = version("triton")
     except PackageNotFoundError:

@@ -73,7 +73,7 @@ def run(options: EngineBench) -> dict[str, Any]:
     source = find_model(options.model)
     model = load_model(source, device, dtype)
     sides = _Sides(model, prepare_model(model))
-    use_fast_layers(model)
+    use_fast_layers(model, get_backend("torch"))
     cases = {
         case.name: sides.measure(case, options.repeats)
         for case in track(CASES, description="engine")

@@ -52,8 +52,8 @@ class _Assembly:
         self._ranks = settings.tensor_parallel_size
         self._kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, model.dtype)
         self._layers = prepare_model(model)
-        use_fast_layers(model)
         self._backend = self._choose_backend(self._layers)
+        use_fast_layers(model, self._backend)
         self._max_len = max_model_len(model, settings)
 
     def runner(self) -> tuple[ModelRunner, int]:

@@ -11,8 +11,7 @@ import logging
 from typing import Any
 
 import torch
-from ragcache_kernels.interface import AttentionSpec
-from ragcache_kernels.torch_layer_ops import TorchLayerOps, rotate
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -27,15 +26,23 @@ FAMILIES = {
     for name in ("Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
 TRIAL_TOKENS = 8
+LEAST_TOLERANCE = 2e-4  # of float32, whose rounding adds up over a layer
+_LAYOUT = StepLayout(
+    cu_q=torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32),
+    kv_len=torch.tensor([TRIAL_TOKENS], dtype=torch.int32),
+    block_table=torch.zeros(1, 1, dtype=torch.int32),
+    slot_mapping=torch.arange(TRIAL_TOKENS),
+    block_size=TRIAL_TOKENS,
+)
 
 
-def use_fast_layers(model: PreTrainedModel) -> int:
+def use_fast_layers(model: PreTrainedModel, backend: AttentionBackend[Any]) -> int:
     """Make a prepared model run fused where it can; returns how many of its layers do."""
     decoder: Any = model.get_decoder()
     layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
     if not layers:
         return 0
-    trial = _Trial(model, [*layers, decoder.norm])
+    trial = _Trial(model, backend, [*layers, decoder.norm])
     fused = [trial.replace(each, FastLayer(each, trial.specs[each.self_attn])) for each in layers]
     trial.replace(decoder.norm, FastNorm(decoder.norm))
     log.info("%d of %d layers run fused", sum(fused), len(decoder.layers))
@@ -72,11 +79,17 @@ def _can_be_one(linears: list[nn.Linear]) -> bool:
 
 
 class _Trial(LayerContext):
-    """A forward pass over a few tokens with plain modules: what each got and gave, to compare."""
+    """A forward pass over a few tokens with plain modules: what each got and gave, to compare.
 
-    ops = TorchLayerOps()
+    Fused modules are tried with the kernels that will run them, but for the attention itself.
+    """
 
-    def __init__(self, model: PreTrainedModel, modules: list[nn.Module]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, backend: AttentionBackend[Any], modules: list[nn.Module]
+    ) -> None:
+        self.ops = backend.ops
+        self._backend = backend
+        self._plan = backend.plan(_LAYOUT, model.device)
         self.specs: dict[nn.Module, AttentionSpec] = {}
         self._calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Tensor]] = {}
         hooks = [each.register_forward_hook(self._record, with_kwargs=True) for each in modules]
@@ -96,7 +109,10 @@ class _Trial(LayerContext):
         return _attend(call.query, call.key, call.value, call.spec)
 
     def attend_packed(self, call: PackedCall) -> Tensor:
-        return _attend(*rotate(call.qkv, call.kv_heads, call.rotation), call.spec)
+        dim = call.qkv.shape[2]
+        cache = LayerCache(*call.qkv.new_empty(2, 1, TRIAL_TOKENS, call.kv_heads, dim))
+        query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
+        return _attend(query, cache.key[0], cache.value[0], call.spec)
 
     def replace(self, module: nn.Module, fast: FastLayer | FastNorm) -> bool:
         """Let `fast` be the module's forward pass if it gives the same; returns whether it does.
@@ -108,7 +124,8 @@ class _Trial(LayerContext):
             error = (fast.forward(*args, **kwargs) - output).float().norm()
             update = (output - args[0]).float().norm()
         epsilon = torch.finfo(output.dtype).eps
-        agrees = bool(error <= epsilon**0.5 * update + epsilon * output.float().norm())
+        tolerance = max(8 * epsilon, LEAST_TOLERANCE)
+        agrees = bool(error <= tolerance * update + epsilon * output.float().norm())
         if agrees:
             module.forward = fast.forward
         else:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from ragcache_kernels.registry import takes_kernels
 from torch import Tensor, uint8
 
 from ragcache.engine.pool import Pairs
@@ -75,13 +76,16 @@ def host_pool(tensors: Sequence[Tensor], memory: int) -> HostPool:
         raise ConfigError(
             f"host_cache_memory: {memory} bytes hold no block; one block takes {block_bytes} bytes"
         )
+    device = tensors[0].device
+    if device.type == "cuda" and not takes_kernels(device):
+        raise ConfigError(
+            "host_cache_memory: on a GPU this takes compute capability 8.0 and Triton 3.6"
+        )
     try:
-        if tensors[0].is_cuda:
+        if device.type == "cuda":
             from ragcache.engine.pinned_pool import PinnedHostPool
 
             return PinnedHostPool(tensors, num_blocks)
         return PlainHostPool(tensors, num_blocks)
-    except ImportError as error:
-        raise ConfigError(f"host_cache_memory: swaps of a GPU need Triton: {error}") from error
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(f"host_cache_memory: {memory} bytes cannot be had: {error}") from error

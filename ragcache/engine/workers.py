@@ -99,6 +99,7 @@ class Workers:
             for worker in self._workers:
                 send(worker.connection, Start(worker.rank, str(store), level, options))
             self.meet()
+            os.environ["LOCAL_RANK"] = "0"  # whatever started this process may have set another
             stack.enter_context(joined(0, ranks, store, device))
             self._stack = stack.pop_all()
 

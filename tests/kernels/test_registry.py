@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 from ragcache_kernels import BACKENDS, best_backend, get_backend, registry
+
+
+@pytest.fixture(autouse=True)
+def _not_remembered() -> Iterator[None]:
+    registry.takes_kernels.cache_clear()
+    yield
+    registry.takes_kernels.cache_clear()
 
 
 def test_every_backend_goes_by_its_name() -> None:

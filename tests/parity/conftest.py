@@ -206,7 +206,7 @@ class Pair:
         self.plain = plain
         self.paged = copy.deepcopy(plain)
         self.layers = prepare_model(self.paged)
-        self.fast_layers = use_fast_layers(self.paged)
+        self.fast_layers = use_fast_layers(self.paged, get_backend("torch"))
 
     def engine(
         self,

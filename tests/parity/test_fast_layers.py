@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
 import torch
+from ragcache_kernels import get_backend
 from ragcache_kernels.torch_backend import TorchBackend
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.model import fingerprint
+from ragcache.engine.support import prepare_model
 
 PROMPT = [5, 17, 40, 8, 8, 61, 33, 90, 12, 7, 77, 25, 50]
 FUSED = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -126,3 +130,19 @@ def test_a_layer_that_gives_something_else_is_left_alone(make_pair, monkeypatch,
         pair = make_pair("llama")
     assert caplog.messages == 2 * ["LlamaDecoderLayer does not run fused: its results would differ"]
     check(pair, 0)
+
+
+def test_layers_are_tried_with_the_kernels_that_will_run_them(make_pair, monkeypatch):
+    plain = make_pair("qwen3").plain
+    model = copy.deepcopy(plain)
+    prepare_model(model)
+    assert use_fast_layers(model, get_backend("triton")) == 2
+
+    def wrong(self, qkv, rotation, cache, plan):
+        return 1.05 * original(self, qkv, rotation, cache, plan)
+
+    original = TorchBackend.rotate_and_write
+    monkeypatch.setattr(TorchBackend, "rotate_and_write", wrong)
+    model = copy.deepcopy(plain)
+    prepare_model(model)
+    assert use_fast_layers(model, get_backend("torch")) == 0
