@@ -21,6 +21,7 @@ from ragcache.engine.request import Sequence
 from ragcache.types import SamplingParams
 
 CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
+SORTED_ROWS = 16  # of these at once, since a sort takes many times the memory of its row
 
 
 class _Rules(NamedTuple):
@@ -76,6 +77,10 @@ class Draws:
 
     def settle(self, rows: list[int]) -> list[int]:
         """The tokens of `rows` that turned out to be unsettled."""
+        starts = range(0, len(rows), SORTED_ROWS)
+        return [token for i in starts for token in self._settle(rows[i : i + SORTED_ROWS])]
+
+    def _settle(self, rows: list[int]) -> list[int]:
         index = upload(np.array(rows), self._probs.device)
         probs = self._probs[index]
         return _from_shortlist(probs, self._rules.at(index), probs.shape[1])[0].tolist()
