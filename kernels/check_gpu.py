@@ -32,6 +32,7 @@ from ragcache_kernels.bench.cases import (
     break_even_cases,
     chunk_case,
     decode_cases,
+    quantised_cases,
     shared_case,
 )
 from ragcache_kernels.bench.chart import chart
@@ -40,6 +41,7 @@ from ragcache_kernels.bench.clock import Ceilings, Clock
 from ragcache_kernels.bench.goals import GOALS
 from ragcache_kernels.bench.layer import Heads, Layer, blocks_for
 from ragcache_kernels.bench.ops_check import OpsCheck
+from ragcache_kernels.quantise import quantised_dtypes
 
 # Seconds after which nothing of a part is begun any more.
 CHECKS_END, CASES_END, STEP_END = 80, 130, 140
@@ -105,8 +107,8 @@ class Script:
 
     def run(self) -> bool:
         """Everything; False where a result was wrong, or something failed."""
-        recorded = self.backend.name == "triton"
-        every: list[Check | OpsCheck] = [*checks(self.dtype, recorded=recorded)]
+        recorded, storages = self.backend.name == "triton", quantised_dtypes(self.device)
+        every: list[Check | OpsCheck] = [*checks(self.dtype, storages, recorded=recorded)]
         for check in [*every, OpsCheck(self.dtype)]:
             self._part(check.name, CHECKS_END, partial(self._check, check))
         self.ceilings = Ceilings.measure(self.clock, self.dtype, self.sizes.rounds)
@@ -142,6 +144,7 @@ class Script:
         sizes = self.sizes
         layer = Layer(self.backend, sizes.heads, sizes.blocks, self.device, self.dtype)
         yield "decode", lambda: decode_cases(layer, sizes.decodes, sizes.length)
+        yield "quantised", lambda: quantised_cases(layer, sizes.decodes, sizes.length)
         yield "shared", lambda: [shared_case(layer, sizes.decodes, sizes.length, sizes.own)]
         yield "chunk", lambda: [chunk_case(layer, sizes.chunk, sizes.length)]
         yield GROWING, lambda: break_even_cases(layer, sizes.sharing, sizes.own)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest of a row becomes
+FLOAT8_CAPABILITY = (8, 9)
 SMALLEST = 1e-30  # rows below it, of zeros above all, must not be divided by zero
 
 
@@ -19,6 +20,13 @@ def quantise(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scale = rows.abs().amax(-1).clamp_min(SMALLEST) / LIMITS[dtype]
     rows = rows / scale.unsqueeze(-1)
     return (rows.round() if dtype is torch.int8 else rows).to(dtype), scale
+
+
+def quantised_dtypes(device: torch.device) -> list[torch.dtype]:
+    """What rows can be quantised to: older GPUs know no float8."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        return [torch.int8]
+    return list(LIMITS)
 
 
 def as_integers(stored: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every case runs in turn with a control: pages in random places against pages in a row and torch's
 paged attention, a prefix that is read once for all against one that each sequence reads for
-itself, a chunk over cached keys against dense attention. The floors are the times in which a copy
+itself, a chunk over cached keys against dense attention, keys and values of eight bits against
+those in the model's dtype. The floors are the times in which a copy
 of the device moves what must be read and written, and a dense product does as many operations.
 """
 
@@ -19,6 +20,7 @@ from ragcache_kernels.bench.cases import (
     break_even_cases,
     chunk_case,
     decode_cases,
+    quantised_cases,
     shared_case,
 )
 from ragcache_kernels.bench.clock import Ceilings, Clock
@@ -63,6 +65,7 @@ def _blocks(options: KernelsBench) -> int:
 
 def _cases(layer: Layer, options: KernelsBench) -> Iterator[Case]:
     yield from decode_cases(layer, options.batch, options.shared + options.own)
+    yield from quantised_cases(layer, options.batch, options.shared + options.own)
     yield shared_case(layer, options.batch, options.shared, options.own)
     yield chunk_case(layer, options.own, options.shared)
     yield from break_even_cases(layer, SHARING, options.own)

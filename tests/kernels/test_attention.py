@@ -15,7 +15,7 @@ from ragcache_kernels import AttentionBackend, AttentionSpec, LayerCache, StepLa
 from ragcache_kernels import planner as planner_module
 from ragcache_kernels import torch_stack as torch_stack_module
 from ragcache_kernels.planner import SharingCost
-from ragcache_kernels.quantise import LIMITS, as_integers, quantise
+from ragcache_kernels.quantise import LIMITS, as_integers, quantise, quantised_dtypes
 from ragcache_kernels.reference import reference_attention
 from ragcache_kernels.triton import tiles as tiles_module
 from torch import Tensor
@@ -26,9 +26,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # (query tokens, context after the step): decodes, chunks with and without a prefix, fresh prompts
 MIXED = [(1, 1), (1, 30), (5, 5), (7, 23), (1, 16), (2, 2), (16, 48), (1, 17), (3, 40)]
 # Of the cache; None: that of the queries.
-STORAGES = [None, torch.int8]
-if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
-    STORAGES.append(torch.float8_e4m3fn)
+STORAGES = [None, *quantised_dtypes(DEVICE)]
 every_storage = pytest.mark.parametrize("storage", STORAGES, ids=str)
 
 

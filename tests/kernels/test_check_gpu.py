@@ -35,7 +35,7 @@ def test_the_results_hold_checks_cases_and_a_verdict_on_every_goal(folder: Path)
     assert all(check["right"] for check in results["checks"])
     assert results["failed"] == []
     keys = {case["key"] for case in results["cases"]}
-    assert {"pages in a row", "varlen", "shared", "chunk", "decode step"} <= keys
+    assert {"pages in a row", "varlen", "int8", "shared", "chunk", "decode step"} <= keys
     assert [judged["goal"] for judged in results["goals"]] == [goal.name for goal in GOALS]
     if not torch.cuda.is_available():
         assert {judged["verdict"] for judged in results["goals"]} == {"not run"}
@@ -60,21 +60,28 @@ def test_every_goal_can_be_met_and_missed() -> None:
         assert goal.judge({})["verdict"] == "not run"
 
 
-def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, check = get_backend("torch"), checks.Check(2, 16, torch.float32)
+@pytest.mark.parametrize("storage", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_wrong_kernel_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, storage: torch.dtype | None
+) -> None:
+    backend, check = get_backend("torch"), checks.Check(2, 16, torch.float32, storage=storage)
     assert check.error(backend, torch.device("cpu")) <= 1
     right = type(backend).attend
     monkeypatch.setattr(type(backend), "attend", lambda *args: right(*args) * 1.001)
     assert check.error(backend, torch.device("cpu")) > 1
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_the_gpu_kernels_pass_the_check(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"recorded": True}, {"storage": torch.int8, "recorded": True}], ids=str
+)
+def test_the_gpu_kernels_pass_the_check(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     # The interpreter is slow: as little as is still shared.
     monkeypatch.setattr(checks, "LENGTHS", [(1, 1), (5, 20)])
     monkeypatch.setattr(checks, "SHARED", 192)
     monkeypatch.setattr(checks, "SHARING", [(1, 193), (1, 208), (1, 225), (1, 230)])
-    check = checks.Check(2, 16, torch.float32, recorded=recorded)
+    check = checks.Check(2, 16, torch.float32, **options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert check.error(get_backend("triton"), device) <= 1
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ragcache_kernels.bench.clock import Call, Ceilings, Clock, Work
 from ragcache_kernels.bench.layer import BLOCK_SIZE, Layer, blocks_for, layout
 from ragcache_kernels.bench.varlen import Unavailable, varlen_decodes
+from ragcache_kernels.quantise import quantised_dtypes
 
 GROWING = "growing shared prefix"
 SHARED_LENGTHS = (64, 128, 256, 512, 1024)
@@ -59,6 +60,23 @@ def decode_cases(layer: Layer, rows: int, length: int) -> Iterator[Case]:
         yield Case("contiguous", name, "one page each", paged, control, work)
     control_name, control = varlen_decodes(layer, query, step)
     yield Case("varlen", name, control_name, paged, control, work)
+
+
+def quantised_cases(layer: Layer, rows: int, length: int) -> Iterator[Case]:
+    """Keys and values of eight bits against those in the layer's dtype."""
+    per_row = blocks_for(length)
+    step = layout(torch.randperm(rows * per_row).view(rows, per_row), 1, length)
+    query = layer.queries(rows)
+    for dtype in quantised_dtypes(layer.device):
+        name = str(dtype).removeprefix("torch.")
+        yield Case(
+            name,
+            f"decode {rows} over {length} each in {name}",
+            "not quantised",
+            layer.quantised(query, step, dtype),
+            layer.paged(query, step),
+            layer.work(rows, 1, length, rows * length, dtype),
+        )
 
 
 def shared_case(layer: Layer, rows: int, shared: int, own: int, key: str = "shared") -> Case:

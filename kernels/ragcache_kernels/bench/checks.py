@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ragcache_kernels.bench.layer import BLOCK_SIZE, Heads, blocks_for
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.quantise import as_integers
 from ragcache_kernels.reference import reference_attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -31,6 +32,7 @@ class Check:
     softcap: float | None = None
     sinks: bool = False
     recorded: bool = False
+    storage: torch.dtype | None = None  # of the cache, if it is quantised
 
     @property
     def name(self) -> str:
@@ -39,7 +41,8 @@ class Check:
         options += [f"softcap {self.softcap}"] if self.softcap else []
         options += ["sinks"] if self.sinks else []
         options += ["recorded"] if self.recorded else []
-        kind = str(self.dtype).removeprefix("torch.")
+        options += [f"cache of {_name(self.storage)}"] if self.storage else []
+        kind = _name(self.dtype)
         return ", ".join([f"group {self.group}", f"dim {self.dim}", kind, *options])
 
     def error(self, backend: AttentionBackend[Any], device: torch.device) -> float:
@@ -70,12 +73,20 @@ def excess(found: Tensor, expected: Tensor) -> float:
     return float(difference.nan_to_num(torch.inf).max())
 
 
-def checks(dtype: torch.dtype, *, recorded: bool) -> Iterator[Check]:
-    """The most important ones first."""
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def checks(
+    dtype: torch.dtype, storages: Iterable[torch.dtype], *, recorded: bool
+) -> Iterator[Check]:
+    """The most important ones first; `storages` are those of quantised caches."""
     plain = Check(4, 128, dtype)
     yield plain
     yield replace(plain, window=100, sinks=True)
     yield replace(plain, softcap=20.0)
+    for storage in storages:
+        yield replace(plain, storage=storage)
     if recorded:
         yield replace(plain, recorded=True)
         yield replace(plain, window=100, recorded=True)
@@ -91,21 +102,40 @@ def _step(
     queries, kv_len = torch.tensor(lengths, dtype=torch.int32).T.contiguous()
     table, slots = _pages(kv_len)
     shape = (int(table.max()) + 2, BLOCK_SIZE, heads.kv, heads.dim)
-    # What nobody wrote is NaN: it must not be seen.
-    cache = LayerCache(
-        *(torch.full(shape, torch.nan, dtype=check.dtype, device=device) for _ in range(2))
-    )
+    cache = _unwritten(check, shape, device)
     tokens = (len(slots), heads.kv, heads.dim)
     key, value = (torch.randn(tokens, device=device).to(check.dtype) for _ in range(2))
     written = StepLayout(_sums(kv_len), kv_len, table, slots, BLOCK_SIZE)
     backend.write_kv(key, value, cache, backend.plan(written, device))
-    for stored, new in ((cache.key, key), (cache.value, value)):
-        if not torch.equal(stored.flatten(0, 1)[slots[slots >= 0]], new[slots >= 0]):
-            raise AssertionError("keys or values are not where they were to be written")
+    _look(cache.key, cache.key_scale, slots, key)
+    _look(cache.value, cache.value_scale, slots, value)
     count = int(queries.sum())
     query = torch.randn(count, heads.query, heads.dim, device=device).to(check.dtype)
     nowhere = torch.full((count,), -1)
     return query, cache, StepLayout(_sums(queries), kv_len, table, nowhere, BLOCK_SIZE)
+
+
+def _unwritten(check: Check, shape: tuple[int, ...], device: torch.device) -> LayerCache:
+    """A cache of NaN, which must not be seen; integers have none, but their scales do."""
+    tensors = [torch.full(shape, torch.nan, dtype=check.dtype, device=device) for _ in range(2)]
+    if check.storage is not None:
+        tensors = [torch.full(shape, -1, dtype=torch.int8, device=device) for _ in range(2)]
+        tensors = [tensor.view(check.storage) for tensor in tensors]
+        tensors += [torch.full(shape[:3], torch.nan, device=device) for _ in range(2)]
+    return LayerCache(*tensors)
+
+
+def _look(cache: Tensor, scale: Tensor | None, slots: Tensor, new: Tensor) -> None:
+    """Whether `new` `[T, Hkv, D]` stands in its slots."""
+    new, slots = new[slots >= 0], slots[slots >= 0]
+    found = as_integers(cache).flatten(0, 1)[slots].view(cache.dtype)
+    if scale is None:
+        right = torch.equal(found, new)
+    else:  # as exact as three bits of mantissa, or a hundredth of the largest
+        found = found.float() * scale.flatten(0, 1)[slots].unsqueeze(-1)
+        right = torch.allclose(found, new.float(), rtol=0.07, atol=0.05)
+    if not right:
+        raise AssertionError("keys or values are not where they were to be written")
 
 
 def _pages(kv_len: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ragcache_kernels.bench.clock import Call, Work
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.quantise import quantise
 
 BLOCK_SIZE = 16
 
@@ -63,8 +64,15 @@ class Layer:
 
     def paged(self, query: Tensor, step: StepLayout) -> Call:
         """A step of the backend, planned; pages of any size cover the same cache."""
+        return self._attend(query, self._with_pages_of(step.block_size), step)
+
+    def quantised(self, query: Tensor, step: StepLayout, dtype: torch.dtype) -> Call:
+        """The same step over a cache that was quantised."""
+        rows, scales = zip(*(quantise(each, dtype) for each in self.cache.tensors), strict=True)
+        return self._attend(query, LayerCache(*rows, *scales), step)
+
+    def _attend(self, query: Tensor, cache: LayerCache, step: StepLayout) -> Call:
         plan = self.backend.plan(step, self.device)
-        cache = self._with_pages_of(step.block_size)
         return lambda: self.backend.attend(query, cache, plan, self.spec)
 
     def dense(self, queries: int, length: int) -> Call:
@@ -80,12 +88,18 @@ class Layer:
             query, key, value, attn_mask=mask, enable_gqa=True
         )
 
-    def work(self, rows: int, queries: int, length: int, keys: int) -> Work:
-        """Of `rows` sequences' last `queries` of `length` tokens, over `keys` different ones."""
-        heads, item = self.heads, self.dtype.itemsize
+    def work(
+        self, rows: int, queries: int, length: int, keys: int, storage: torch.dtype | None = None
+    ) -> Work:
+        """Of `rows` sequences' last `queries` of `length` tokens, over `keys` different ones.
+
+        Keys and values are quantised if there is a `storage` for them.
+        """
+        heads, query = self.heads, self.heads.dim * self.dtype.itemsize
+        key = query if storage is None else heads.dim * storage.itemsize + 4  # bytes of a scale
         pairs = rows * queries * (2 * length - queries + 1) // 2
-        moved = 2 * (keys * heads.kv + rows * queries * heads.query)
-        return Work(moved * heads.dim * item, 4 * pairs * heads.query * heads.dim)
+        moved = 2 * (keys * heads.kv * key + rows * queries * heads.query * query)
+        return Work(moved, 4 * pairs * heads.query * heads.dim)
 
     def _with_pages_of(self, block_size: int) -> LayerCache:
         slots = self.blocks * BLOCK_SIZE // block_size * block_size
