@@ -212,10 +212,8 @@ def sixteen_bits(arch: int) -> dict[str, dict[str, int]]:
         merge_partials, arch, PLAIN, BH=8, SINKS=True, VALUE_DIM=128, PADDED_VALUE_DIM=128
     )
     found["write"] = write(arch, BF16)
-    for dim, kv_heads in ((64, 3), (96, 32), (128, 8), (256, 4)):
-        for normed in (False, True):
-            name = f"rotate {dim}/{kv_heads} {normed}"
-            found[name] = rotate(arch, BF16, dim, kv_heads, normed=normed)
+    for dim, kv_heads, normed in ((64, 3, False), (96, 32, True), (128, 8, True), (256, 4, True)):
+        found[f"rotate {dim}/{kv_heads}"] = rotate(arch, BF16, dim, kv_heads, normed=normed)
     found["move"] = compiled(move_blocks, arch, PLAIN, GATHER=True, CHUNK=CHUNK)
     found["mask"] = compiled(mask_words, arch, PLAIN, WORDS=WORDS)
     return found | layers(arch)
