@@ -93,7 +93,8 @@ def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(wheel):
         str(path.relative_to(ROOT).relative_to(base))
         for base, folder in (("", "ragcache"), ("kernels", "kernels/ragcache_kernels"))
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".c", ".h", ".html", ".js", ".css"} or path.name == "py.typed"
+        if path.suffix in {".py", ".json", ".c", ".h", ".html", ".js", ".css"}
+        or path.name == "py.typed"
     }
     ours = {name for name in built if name.startswith(("ragcache/", "ragcache_kernels/"))}
     assert ours == sources
