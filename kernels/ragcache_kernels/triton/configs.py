@@ -77,7 +77,7 @@ _WIDE = {
 }
 # Sharing tiles out takes some forty registers more, which sm_80 does not have.
 _RECORDED_AMPERE = {
-    Phase.NARROW_RECORDED: _NARROW | {128: Config(NARROW_ROWS, 32, 4, 3)},
+    Phase.NARROW_RECORDED: _NARROW | {128: Config(NARROW_ROWS, 32, 4, 3, maxnreg=168)},
     Phase.WIDE_RECORDED: {64: Config(128, 64, 8, 3)} | _WIDE | {128: Config(128, 32, 8, 3)},
 }
 # Keys of eight bits take half of the memory, but registers in which to widen them.
