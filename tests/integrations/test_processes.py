@@ -82,7 +82,7 @@ begun.wait()
 def run(code, *arguments, options=("-X", "dev")):
     """What a new interpreter prints; it must end by itself, without a word of complaint."""
     command = [sys.executable, "-W", "error", *options, "-c", code, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 

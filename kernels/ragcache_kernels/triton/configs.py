@@ -69,7 +69,7 @@ WIDEST = 256  # elements of a head
 # key depends on a loaded block id.
 _NARROW = {
     128: Config(NARROW_ROWS, 64, 4, 3),
-    WIDEST: Config(NARROW_ROWS, 32, 8, 3),
+    WIDEST: Config(NARROW_ROWS, 32, 8, 3, maxnreg=128),
 }
 _WIDE = {
     128: Config(128, 64, 8, 3),
