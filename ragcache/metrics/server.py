@@ -1,0 +1,79 @@
+"""All metrics of a server, and the page that shows them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client.exposition import choose_encoder
+
+from ragcache.metrics.engine import EngineCollector, Source
+from ragcache.metrics.hit_rate import HitRate
+
+# seconds
+_TAIL = (0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *_TAIL, 160, 640, 2560)
+_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *_TAIL)
+_BRIEF = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30)
+_WHOLE = (*_BRIEF, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.hit_rates: defaultdict[str, HitRate] = defaultdict(HitRate)  # by tenant
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(source))
+        Info("ragcache_build", "The running version", registry=self._registry).info(
+            {"version": version("ragcache-gateway")}
+        )
+        self.requests = self._counter(
+            "requests", "Requests by outcome", "api", "status", "finish_reason"
+        )
+        self.errors = self._counter("request_errors", "Failed requests", "api", "error_type")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.miss_reasons = self._counter(
+            "cache_miss_reason", "Prompts that missed something, by why", "reason"
+        )
+        self.lost_tokens = self._counter(
+            "cache_lost_tokens", "Prompt tokens that would have been hits otherwise", "reason"
+        )
+        self.write_tokens = self._counter(
+            "cache_write_tokens", "Tokens newly cached up to breakpoints", "ttl"
+        )
+        self.breakpoints = self._counter(
+            "cache_breakpoints", "Cache markers of requests", "origin", "outcome"
+        )
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to the first token", _FIRST, "cache"
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two pieces of one choice", _GAP
+        )
+        self.e2e = self._histogram("request_e2e_seconds", "Arrival to the last byte", _WHOLE)
+        self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
+        self.uncached_prompt_tokens = self._histogram(
+            "request_uncached_prompt_tokens", "Prompt tokens not found in the cache", _TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for one prompt", _TOKENS
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        names = ("model_name", *labels)
+        return Counter(f"ragcache_{name}", text, names, registry=self._registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        names = ("model_name", *labels)
+        return Histogram(f"ragcache_{name}", text, names, registry=self._registry, buckets=buckets)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The page for a scraper, in the format of its Accept header, and its Content-Type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
