@@ -29,13 +29,14 @@ MAY_IMPORT = {
     "serving": SHARED | {"prompt", "engine", "prefix"},
     "loading": SHARED | {"serving", "prompt", "engine", "prefix", "kernels"},
     "worker": SHARED | {"loading", "engine"},
-    "gateway": SHARED | {"serving"},
+    "cluster": SHARED | {"prefix"},
+    "gateway": SHARED | {"serving", "cluster"},
     "embedded": SHARED | {"gateway", "loading", "serving"},
     "integrations": set(),
     "bench": SHARED
-    | {"gateway", "loading", "serving", "prompt", "engine", "prefix", "kernels"}
+    | {"gateway", "cluster", "loading", "serving", "prompt", "engine", "prefix", "kernels"}
     | {"embedded", "integrations"},
-    "cli": SHARED | {"gateway", "loading", "serving", "bench"},
+    "cli": SHARED | {"gateway", "cluster", "loading", "serving", "bench"},
     "__main__": {"cli"},
 }
 # Where the chat model meets the engine in its own process; all else of it knows only the wire.

@@ -12,6 +12,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 OWNER_BYTES = 32  # of a name made by `owner_name`
 
@@ -41,6 +42,12 @@ def namespace_name(owner: bytes, salt: str | None = None) -> bytes:
 def block_name(parent: bytes, key: bytes) -> bytes:
     """Name the block with the tokens `key` after `parent`, a block or a namespace; 32 bytes."""
     return hashlib.sha256(parent + key).digest()
+
+
+def block_names(namespace: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Name the whole blocks of a prompt in a namespace, first to last."""
+    keys = block_keys(tokens, 0, len(tokens) // block_size, block_size)
+    return list(accumulate(keys, block_name, initial=namespace))[1:]
 
 
 def block_keys(tokens: Sequence[int], first: int, stop: int, block_size: int) -> Iterator[bytes]:
