@@ -215,13 +215,33 @@ class HostStats:
 
 
 @dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A prefix that prompts share: a branch of the prefix tree, down to its last block.
+
+    `name` is that of its last block, `parent` that of the branch which it goes on from, None for
+    a branch from a root. `hits` counts the prompts that read all of its `tokens` since they were
+    cached; `hit_tokens` the tokens that any prompt read from its own blocks, without its parents',
+    so these add up. `published_at` and `kept_until` (None: not retained) belong to its last block,
+    on time.monotonic.
+    """
+
+    name: bytes
+    parent: bytes | None
+    tokens: int
+    hits: int
+    hit_tokens: int
+    published_at: float
+    kept_until: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine: requests by state, blocks by state, counters since its start.
 
     Every prompt token is counted once, at admission, in `query_tokens`, and there in
     `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
     through the model, those of a request resumed after preemption again. `pool` and `evictions`
-    are the device's.
+    are the device's. `prefill_rate` is the most tokens that have been computed in a second.
     """
 
     running: int
@@ -233,6 +253,7 @@ class EngineStats:
     evictions: int
     preemptions: int
     computed_tokens: int
+    prefill_rate: float = 0.0  # 0 before the first step
     retained: int = 0  # blocks, held or cached, that a breakpoint keeps
     host: HostStats | None = None
 

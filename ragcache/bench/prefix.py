@@ -1,8 +1,9 @@
 """What the prefix cache itself costs: pure bookkeeping, no model.
 
-Four questions: how long does a fully cached 128k-token prompt take from plan to release, does
+Five questions: how long does a fully cached 128k-token prompt take from plan to release, does
 that (and eviction, and retention at its cap) stay flat as the pool grows, what share of the held
-slots is unfilled, and how long does it take to explain a prompt of 32k tokens.
+slots is unfilled, how long does it take to explain a prompt of 32k tokens, and to find the hottest
+branches of a tree in which every block was hit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 from ragcache.bench.options import PrefixBench
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.explain import History
-from ragcache.prefix.names import namespace_name, owner_name
+from ragcache.prefix.names import OWNER_BYTES, namespace_name, owner_name
 from ragcache.types import Segment
 
 BLOCK_SIZE = 16
@@ -31,6 +32,7 @@ FILLER_TOKENS = 64 * BLOCK_SIZE  # one of the prompts that fill the pool beforeh
 EXPLAINED_TOKENS = 32 * 1024
 EXPLAINED_SEGMENTS = 40
 MEAN_INPUT, MEAN_OUTPUT = 161, 338  # tokens, ShareGPT as reported in arXiv 2309.06180
+CALLS = ("plan", "admit", "count", "commit", "release")
 NAMESPACE = namespace_name(owner_name("bench"))
 
 
@@ -70,22 +72,21 @@ def render(results: dict[str, Any]) -> Table:
     )
     for name in (
         "pool blocks",
-        "plan",
-        "admit",
-        "commit",
-        "release",
+        *CALLS,
         "together",
         "evict",
         "retain",
+        "hottest",
     ):
         table.add_column(name, justify="right")
     for pool in results["pools"]:
         table.add_row(
             f"{pool['blocks']:,}",
-            *(f"{pool[f'{call}_ms']:.2f} ms" for call in ("plan", "admit", "commit", "release")),
+            *(f"{pool[f'{call}_ms']:.2f} ms" for call in CALLS),
             f"{pool['total_ms']:.2f} ms",
             f"{pool['evict_us']:.2f} µs/block",
             f"{pool['retain_us']:.2f} µs/block",
+            f"{pool['hottest_ms']:.2f} ms",
         )
     return table
 
@@ -105,12 +106,14 @@ def _measure_pool(num_blocks: int, prompt_tokens: int, repeats: int) -> dict[str
         **times,
         "evict_us": median(evict_us),
         "retain_us": retain_us(num_blocks, prompt_tokens),
+        "hottest_ms": hottest_ms(num_blocks, repeats),
     }
 
 
 def _serve(cache: PrefixCache, tokens: Sequence[int]) -> None:
     if cache.admit("filler", cache.plan(tokens, NAMESPACE)) is None:
         raise ValueError(f"a pool of {cache.available} blocks is too small")
+    cache.count_hit("filler")
     cache.commit("filler", len(tokens))
     cache.release("filler")
 
@@ -139,6 +142,18 @@ def retain_us(num_blocks: int, prompt_tokens: int) -> float:
     return elapsed / (len(tokens) // BLOCK_SIZE) * 1e6
 
 
+def hottest_ms(num_blocks: int, repeats: int) -> float:
+    """Find a dozen branches among prompts that share a first half; median ms of CPU time."""
+    cache = PrefixCache(num_blocks, BLOCK_SIZE)
+    common = list(range(FILLER_TOKENS // 2))
+    for i in range(2 * num_blocks * BLOCK_SIZE // FILLER_TOKENS - 2):
+        prompt = [*common, *range(-FILLER_TOKENS * i, -FILLER_TOKENS * i + FILLER_TOKENS // 2)]
+        for _ in range(2):
+            _serve(cache, prompt)
+    find = partial(cache.hottest, NAMESPACE[:OWNER_BYTES], 12)
+    return median(_timed(find) for _ in range(repeats)) * 1e3
+
+
 def _hit(cache: PrefixCache, prompt: list[int]) -> dict[str, float]:
     """Send a cached prompt through; ms per call."""
     times = {}
@@ -146,6 +161,7 @@ def _hit(cache: PrefixCache, prompt: list[int]) -> dict[str, float]:
     plan = cache.plan(prompt, NAMESPACE)
     times["plan_ms"] = (process_time() - start) * 1e3
     times["admit_ms"] = _timed(lambda: cache.admit("hit", plan)) * 1e3
+    times["count_ms"] = _timed(lambda: cache.count_hit("hit")) * 1e3
     times["commit_ms"] = _timed(lambda: cache.commit("hit", len(prompt))) * 1e3
     times["release_ms"] = _timed(lambda: cache.release("hit")) * 1e3
     times["total_ms"] = sum(times.values())

@@ -86,6 +86,7 @@ class Answers:
         self.query_tokens += sequence.prompt_len
         self.hit_tokens += row.hit_tokens
         self.host_hit_tokens += row.host_tokens
+        self._cache.count_hit(sequence.row)
         self._events.append((sequence.request.id, Admitted(row.hit_tokens)))
 
     def extend(self, chunks: list[Chunk], logits: Tensor) -> None:

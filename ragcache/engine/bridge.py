@@ -10,7 +10,7 @@ from ragcache.engine.answers import Events
 from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
 from ragcache.errors import EngineUnavailable, GenerationFailed, Overloaded
-from ragcache.types import EngineEvent, Failed, Finished
+from ragcache.types import EngineEvent, Failed, Finished, HotPrefix
 
 Delivery = list[EngineEvent] | EngineUnavailable
 
@@ -143,3 +143,7 @@ class EngineClient:
     async def drop(self, owner: bytes) -> int:
         """Forget the blocks of all namespaces that begin with `owner`; gives their number."""
         return await asyncio.wrap_future(self.engine.drop(owner))
+
+    async def hottest(self, owner: bytes, count: int) -> list[HotPrefix]:
+        """The prefixes that an owner's prompts share most; waits for the step that runs."""
+        return await asyncio.wrap_future(self.engine.hottest(owner, count))

@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from ragcache.engine.answers import Answers, Events
 from ragcache.engine.batch import BatchBuilder
+from ragcache.engine.pace import Pace
 from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
-from ragcache.types import EngineStats, HostStats
+from ragcache.types import EngineStats, HostStats, HotPrefix
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +55,9 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._batches = BatchBuilder(scheduler.cache)
         self._answers = Answers(scheduler)
-        self._replies: set[Future[int]] = set()
+        self._replies: set[Future[Any]] = set()
         self._computed_tokens = 0
+        self._pace = Pace()
         self._stopping = False
         self.failure: EngineUnavailable | None = None
         self.progressed_at = time.monotonic()  # of the last step or command
@@ -90,9 +94,17 @@ class Engine:
 
         Requests that run go on with their own blocks, which nobody else will find.
         """
-        done = Future[int]()
+        return self._ask(partial(self._cache.drop, owner))
+
+    def hottest(self, owner: bytes, count: int) -> Future[list[HotPrefix]]:
+        """The prefixes that an owner's prompts share most, see `PrefixCache.hottest`."""
+        return self._ask(partial(self._cache.hottest, owner, count))
+
+    def _ask(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done on the engine thread, between two steps."""
+        done = Future[T]()
         self._replies.add(done)
-        self._inbox.put(partial(self._drop, owner, done))
+        self._inbox.put(partial(self._reply, work, done))
         if self.failure is not None:
             self._fail_replies(self.failure)
         return done
@@ -155,13 +167,13 @@ class Engine:
     def _die(reason: str) -> None:
         raise RuntimeError(reason)
 
-    def _drop(self, owner: bytes, done: Future[int]) -> None:
+    def _reply(self, work: Callable[[], T], done: Future[T]) -> None:
         self._replies.discard(done)
         if not done.set_running_or_notify_cancel():
             return
-        forgotten = self._cache.drop(owner)
+        answer = work()
         self.stats = self._snapshot()  # whoever waits for the reply sees its effect
-        done.set_result(forgotten)
+        done.set_result(answer)
 
     def _fail_replies(self, error: EngineUnavailable) -> None:
         while self._replies:
@@ -179,12 +191,15 @@ class Engine:
             self._flush()  # while the model runs, their hits are explained
         if not chunks:
             return
+        self._pace.begin()
         logits = self._runner.run(self._batches.build(chunks))
         self._cache.copies_done()
         self._advance(chunks)
         if layout := self._batches.prepare(chunks):  # a GPU is still at work
             self._runner.prepare(layout)
         self._answers.extend(chunks, logits)
+        awaited = any(chunk.num_logits for chunk in chunks)
+        self._pace.end(sum(chunk.count for chunk in chunks), awaited=awaited)
 
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -207,6 +222,7 @@ class Engine:
             evictions=cache.evictions,
             preemptions=scheduler.preemptions,
             computed_tokens=self._computed_tokens,
+            prefill_rate=self._pace.best,
             retained=cache.retained,
             host=self._host_stats(),
         )

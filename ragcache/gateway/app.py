@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from ragcache.errors import ConfigError
-from ragcache.gateway import operations
+from ragcache.gateway import operations, stats
 from ragcache.gateway.anthropic import routes as anthropic
 from ragcache.gateway.backend import BACKEND, Backend
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
 from ragcache.gateway.openai import routes as openai
 from ragcache.gateway.openapi import DESCRIPTION, Description, openapi
+from ragcache.gateway.prefixes import HOT_PREFIXES, HotPrefixes
 from ragcache.gateway.tenants import OPEN_PATHS, TENANTS, Tenants, authenticate
 from ragcache.metrics import Metrics
 
@@ -40,7 +41,7 @@ ROUTES = (
     web.get("/health", operations.health),
     web.get("/ready", operations.ready),
     web.get("/metrics", operations.metrics),
-    web.get("/cache/stats", operations.cache_stats),
+    web.get("/cache/stats", stats.cache_stats),
     web.get("/cache/explain/{id}", operations.cache_explain),
     web.post("/cache/reset", operations.cache_reset),
     web.post("/reset_prefix_cache", operations.cache_reset),
@@ -64,6 +65,7 @@ def create_app(
     )
     app[BACKEND] = Backend(loading)
     app[METRICS] = Metrics(app[BACKEND])
+    app[HOT_PREFIXES] = HotPrefixes(app[BACKEND])
     app[TENANTS] = Tenants(api_keys)
     app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)
     app.on_response_prepare.append(show_request_id)

@@ -79,14 +79,15 @@ class GenerationMeter:
         self._metrics = request.metrics
         self._model = request.metrics.source.model_name
         self._block_size = block_size
-        self._tenant = tenant
+        self._tally = request.metrics.tallies[tenant]
         self._tokens = 0
-        self._counted = False
+        self._counted = self._begun = False
         self._last: dict[int, float] = {}  # choice → when its last piece came
 
     def delta(self, delta: Delta, generation: Generation) -> None:
         """Count one delta of `generation`."""
         self._prompt(generation)
+        self._first_token(generation)
         now = time.perf_counter()
         if delta.text and delta.index in self._last:
             gap = now - self._last[delta.index]
@@ -100,28 +101,10 @@ class GenerationMeter:
         """Count what was computed in the end, delivered or not."""
         if generation.hit_known:
             self._prompt(generation)
+        self._first_token(generation)
         self._count(generation.usage)
-        self._timed(generation)
-        metrics, model = self._metrics, self._model
-        tokens = generation.usage.completion_tokens
-        metrics.request_generation_tokens.labels(model).observe(tokens)
-        metrics.longest_choice.labels(model).observe(generation.longest)
-
-    def _timed(self, generation: Generation) -> None:
-        """Observe how long each phase took that came to an end."""
-        metrics, model, times = self._metrics, self._model, generation.times
-        if times.admitted is None:
-            return
-        metrics.queue.labels(model).observe(times.admitted - times.submitted)
-        if times.first_token is None or times.last_token is None:
-            return
-        first = times.first_token - self._request.arrival
-        metrics.time_to_first_token.labels(model, self._cache(generation.usage)).observe(first)
-        metrics.prefill.labels(model).observe(times.first_token - times.admitted)
-        decode = times.last_token - times.first_token
-        metrics.decode.labels(model).observe(decode)
-        if generation.longest > 1:
-            metrics.time_per_output_token.labels(model).observe(decode / (generation.longest - 1))
+        tokens = self._metrics.request_generation_tokens
+        tokens.labels(self._model).observe(generation.usage.completion_tokens)
 
     def _prompt(self, generation: Generation) -> None:
         """Count the prompt once, as soon as its hit is known."""
@@ -132,10 +115,9 @@ class GenerationMeter:
         metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
         metrics.uncached_prompt_tokens.labels(model).observe(uncached)
-        metrics.choices.labels(model).observe(generation.sampling.n)
-        if (limit := generation.sampling.max_tokens) is not None:
-            metrics.max_tokens.labels(model).observe(limit)
-        metrics.hit_rates[self._tenant].add(usage.prompt_tokens, usage.cached_tokens)
+        for name, part in self._tally.prompt(generation.segments(), usage.cached_tokens).items():
+            metrics.segment_query_tokens.labels(model, name).inc(part.query)
+            metrics.segment_hit_tokens.labels(model, name).inc(part.hit)
         self._explained(generation)
 
     def _explained(self, generation: Generation) -> None:
@@ -148,6 +130,17 @@ class GenerationMeter:
             reason = _label(why)
             metrics.miss_reasons.labels(model, reason).inc()
             metrics.lost_tokens.labels(model, reason).inc(why.lost_tokens)
+            self._tally.explained(generation.id, why)
+
+    def _first_token(self, generation: Generation) -> None:
+        """Count the wait for the first token once, as soon as it is over."""
+        if self._begun or generation.first_token_at is None:
+            return
+        self._begun = True
+        took = generation.first_token_at - self._request.arrival
+        cache = self._cache(generation.usage)
+        self._metrics.time_to_first_token.labels(self._model, cache).observe(took)
+        self._tally.first_token(took)
 
     def _cache(self, usage: Usage) -> str:
         """`hit` when every whole block in front of the last prompt token was found."""

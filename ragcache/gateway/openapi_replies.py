@@ -13,6 +13,7 @@ _MAYBE_TEXT: Json = {"type": ["string", "null"]}
 _COUNT: Json = {"type": "integer", "minimum": 0}
 _MAYBE_COUNT: Json = {"type": ["integer", "null"], "minimum": 0}
 _SHARE: Json = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+_MAYBE_NUMBER: Json = {"type": ["number", "null"], "minimum": 0}
 
 
 def _object(**properties: Json) -> Json:
@@ -88,9 +89,23 @@ _MODEL = _object(
     id=TEXT, object=_only("model"), created=_COUNT, owned_by=TEXT, max_input_tokens=_COUNT
 )
 _READY = _object(ready={"type": "boolean"}, reason=_MAYBE_TEXT)
+_RATES = _object(**dict.fromkeys(("1m", "5m", "total"), _SHARE))
+_PREFIX = _object(
+    fingerprint=TEXT,
+    parent=_MAYBE_TEXT,
+    tokens=_COUNT,
+    hits=_COUNT,
+    hit_tokens=_COUNT,
+    age={"type": "number", "minimum": 0},
+    retention=_MAYBE_NUMBER,
+)
+_SEGMENT = _object(query=_COUNT, hit=_COUNT, hit_rate=_RATES)
 _STATS = _object(
-    hit_rate=_object(**dict.fromkeys(("1m", "5m", "total"), _SHARE)),
+    hit_rate=_RATES,
     tokens=_object(query=_COUNT, hit=_COUNT),
+    segments=_object(**dict.fromkeys(("tools", "system", "messages", "prompt"), _SEGMENT)),
+    saved=_object(tokens=_COUNT, seconds=_MAYBE_NUMBER, prefill_rate=_MAYBE_NUMBER),
+    prefixes=_list(_PREFIX),
     block_size=_COUNT,
 )
 _RESET = _object(reset=_only(True), blocks=_COUNT)

@@ -11,7 +11,6 @@ from ragcache.gateway.backend import BACKEND
 from ragcache.gateway.explanations import explanation_body
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.tenants import TENANT
-from ragcache.types import EngineStats, PoolCounts
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
@@ -64,47 +63,6 @@ def model_body(serving: Serving, name: str) -> dict[str, Any]:
         "max_tokens": serving.max_model_len,
         "lifecycle": "active",
     }
-
-
-async def cache_stats(request: web.Request) -> web.Response:
-    """GET /cache/stats: how much of the caller's prompts came from the cache.
-
-    Without API keys everything is the caller's, and the state of pool and engine is shown too.
-    """
-    stats = request.app[BACKEND].serving.stats()
-    hits = request.app[METRICS].hit_rates[request[TENANT]]
-    body = {
-        "hit_rate": {"1m": hits.over(60), "5m": hits.over(300), "total": hits.total},
-        "tokens": {"query": hits.query_tokens, "hit": hits.hit_tokens},
-        "block_size": stats.block_size,
-    }
-    if not request[TENANT]:
-        body |= _engine(stats)
-    return web.json_response(body)
-
-
-def _engine(stats: EngineStats) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "pool": {**_blocks(stats.pool), "retained": stats.retained},
-        "computed_tokens": stats.computed_tokens,
-        "evictions": stats.evictions,
-        "preemptions": stats.preemptions,
-        "running": stats.running,
-        "waiting": stats.waiting,
-    }
-    if stats.host is not None:
-        body["host"] = {
-            "pool": _blocks(stats.host.pool),
-            "hit_tokens": stats.host.hit_tokens,
-            "evictions": stats.host.evictions,
-            "swapped_out": stats.host.swapped_out,
-            "swapped_in": stats.host.swapped_in,
-        }
-    return body
-
-
-def _blocks(pool: PoolCounts) -> dict[str, int]:
-    return {"free": pool.free, "cached": pool.cached, "held": pool.held, "total": pool.total}
 
 
 async def cache_explain(request: web.Request) -> web.Response:

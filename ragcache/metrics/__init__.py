@@ -5,7 +5,6 @@ the gateway can see (latencies, outcomes, tokens delivered) are observed by it, 
 request. No label carries anything that a client chose.
 """
 
-from ragcache.metrics.hit_rate import HitRate
 from ragcache.metrics.server import Metrics
 
-__all__ = ["HitRate", "Metrics"]
+__all__ = ["Metrics"]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from ragcache.metrics.engine import EngineCollector, Source
-from ragcache.metrics.hit_rate import HitRate
+from ragcache.metrics.tally import Tally
 
 # seconds
 _TAIL = (0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -25,7 +25,7 @@ class Metrics:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.hit_rates: defaultdict[str, HitRate] = defaultdict(HitRate)  # by tenant
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by tenant
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(source))
         Info("ragcache_build", "The running version", registry=self._registry).info(
@@ -42,6 +42,12 @@ class Metrics:
         self.lost_tokens = self._counter(
             "cache_lost_tokens", "Prompt tokens that would have been hits otherwise", "reason"
         )
+        self.segment_query_tokens = self._counter(
+            "segment_query_tokens", "Tokens looked up in the cache, by part of prompt", "segment"
+        )
+        self.segment_hit_tokens = self._counter(
+            "segment_hit_tokens", "Tokens found in the cache, by part of prompt", "segment"
+        )
         self.write_tokens = self._counter(
             "cache_write_tokens", "Tokens newly cached up to breakpoints", "ttl"
         )
@@ -54,18 +60,6 @@ class Metrics:
         self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds", "Between two pieces of one choice", _GAP
         )
-        self.queue = self._histogram("request_queue_seconds", "Time in the queue", _WHOLE)
-        self.prefill = self._histogram(
-            "request_prefill_seconds", "Leaving the queue to the first token", _WHOLE
-        )
-        self.decode = self._histogram(
-            "request_decode_seconds", "The first token to the last", _WHOLE
-        )
-        self.time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds",
-            "Decode time / tokens of the longest choice behind its first",
-            _GAP,
-        )
         self.e2e = self._histogram("request_e2e_seconds", "Arrival to the last byte", _WHOLE)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
         self.uncached_prompt_tokens = self._histogram(
@@ -73,13 +67,6 @@ class Metrics:
         )
         self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Tokens generated for one prompt", _TOKENS
-        )
-        self.longest_choice = self._histogram(
-            "request_longest_choice_tokens", "Tokens of the longest choice of a prompt", _TOKENS
-        )
-        self.choices = self._histogram("request_choices", "Choices asked for", (1, 2, 5, 10, 20))
-        self.max_tokens = self._histogram(
-            "request_max_tokens", "Most tokens of a choice, where a request limits them", _TOKENS
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

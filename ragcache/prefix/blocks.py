@@ -25,12 +25,11 @@ from ragcache.types import PoolCounts
 class Node:
     """A place in the prefix tree: the root of a namespace or, as a `Block`, a published block."""
 
-    __slots__ = ("children", "key", "name", "parent")
+    __slots__ = ("children", "key", "parent")
 
     def __init__(self, key: bytes = b"") -> None:
         self.parent: Node | None = None
         self.key = key  # a root's namespace; a block's tokens
-        self.name = key  # a root's namespace; a published block's `block_name` if somebody is told
         self.children: dict[bytes, Block] = {}
 
 
@@ -42,13 +41,16 @@ class Block(Node):
 
     __slots__ = (
         "copies",
+        "hits",
         "id",
         "keep_owner",
         "keep_ttl",
         "keep_until",
+        "name",
         "next",
         "on_host",
         "prev",
+        "published_at",
         "ref_count",
         "retained_children",
     )
@@ -57,8 +59,11 @@ class Block(Node):
         super().__init__()
         self.id = block_id
         self.on_host = on_host
+        self.name: bytes | None = None  # of a published block, once somebody asked
         self.ref_count = 0  # block tables it is in, plus `copies`
         self.copies = 0  # copies under way from or to it
+        self.published_at = 0.0
+        self.hits = 0  # prompts that have read it since then
         self.keep_owner = b""  # for whom it is retained
         self.keep_until = 0.0  # when its retention ends
         self.keep_ttl = 0.0  # seconds it lasts from each read on; 0: not retained

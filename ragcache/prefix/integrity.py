@@ -13,7 +13,7 @@ from itertools import chain
 from ragcache.prefix.blocks import Block, BlockPool, Node
 from ragcache.prefix.copies import Copies
 from ragcache.prefix.ends import Ends
-from ragcache.prefix.names import block_keys, block_name
+from ragcache.prefix.names import block_keys
 from ragcache.prefix.radix import walk
 from ragcache.prefix.retention import Retention
 from ragcache.prefix.rows import Row
@@ -104,6 +104,7 @@ def _check_tree(store: BlockStore, width: int) -> None:
             _require(block not in found, f"{block} is twice in the tree")
             _require(len(block.key) == width, f"{block} has a key of another size")
             _check_link(block)
+            _check_hits(block)
             _require(
                 not (block.on_host and _children(block, on_host=False)),
                 f"{block} has a child on the device",
@@ -115,17 +116,20 @@ def _check_tree(store: BlockStore, width: int) -> None:
             f"{block} is published but not in the tree, or the reverse",
         )
         _require(
-            block in found or not (block.key or block.name or block.children),
-            f"{block} is not published but keeps a key, a name or children",
+            block in found or not (block.key or block.name or block.children or block.hits),
+            f"{block} is not published but keeps a key, a name, children or hits",
         )
 
 
 def _check_link(block: Block) -> None:
-    parent = block.parent or Node()
-    linked = parent.children.get(block.key) is block
+    linked = block.parent is not None and block.parent.children.get(block.key) is block
     _require(linked, f"{block} is not the child its parent knows")
-    named = not block.name or block.name == block_name(parent.name, block.key)
-    _require(named, f"{block} has the name of another")
+
+
+def _check_hits(block: Block) -> None:
+    """Whoever reads a block reads its parents too."""
+    if isinstance(block.parent, Block):
+        _require(block.hits <= block.parent.hits, f"{block} was hit more often than its parent")
 
 
 def _check_retention(pool: BlockPool, retention: Retention) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ragcache.prefix.blocks import Block, BlockPool, Node
-from ragcache.prefix.events import BlockSink
 from ragcache.prefix.host import HostTier
-from ragcache.prefix.names import block_keys
+from ragcache.prefix.names import block_keys, block_name
 from ragcache.prefix.radix import RadixIndex, walk
 from ragcache.prefix.retention import Retention
 
@@ -26,14 +25,14 @@ class BlockStore:
         clock: Callable[[], float],
         host_blocks: int,
         min_swap: int,
-        sink: BlockSink | None,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.index = RadixIndex(sink)
+        self.index = RadixIndex()
         self.host = HostTier(host_blocks, min_swap, self.pool, self.index)
         self.retention = Retention(self.pool, retain_share, clock)
         self.evictions = 0
+        self._clock = clock
 
     def match(self, namespace: bytes, tokens: Sequence[int], limit: int) -> list[Block]:
         """Find the published whole blocks of the first `limit` tokens, as far as there are any.
@@ -67,7 +66,7 @@ class BlockStore:
         Where an equal device block is published already, the table goes over to it; a host block
         gives way to ours.
         """
-        blocks = self.pool.blocks
+        blocks, now = self.pool.blocks, self._clock()
         parent: Node = blocks[table[first - 1]] if first else self.index.root(namespace)
         for i, key in enumerate(block_keys(tokens, first, stop, self.block_size), first):
             ours = blocks[table[i]]
@@ -75,7 +74,7 @@ class BlockStore:
                 raise RuntimeError(f"block {ours.id} is committed while it is being copied")
             published = parent.children.get(key)
             if published is None:
-                self.index.insert(parent, key, ours)
+                self.index.insert(parent, key, ours, now)
                 published = ours
             elif published.on_host:
                 self.index.replace(published, ours)
@@ -86,6 +85,15 @@ class BlockStore:
                 table[i] = published.id
                 self.pool.release([ours])
             parent = published
+
+    def names(self, namespace: bytes, path: Sequence[Block]) -> list[bytes]:
+        """Name published blocks, in a row from the root of their namespace."""
+        names: list[bytes] = []
+        name = namespace
+        for block in path:
+            name = block.name = block.name or block_name(name, block.key)
+            names.append(name)
+        return names
 
     def drop(self, owner: bytes) -> int:
         """Forget the namespaces that begin with `owner`; returns how many blocks that were."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from ragcache.engine.bridge import Subscription
 from ragcache.prompt.tokenize import TokenizerPool
@@ -19,28 +18,13 @@ from ragcache.types import (
     Explanation,
     Finished,
     Prefilled,
-    SamplingParams,
+    Segment,
     TextLogprob,
     Token,
     Usage,
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Times:
-    """When a request came as far as this, in seconds on `time.perf_counter`."""
-
-    submitted: float
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-
-    def token(self, now: float) -> None:
-        """Note that a token came."""
-        self.first_token = self.first_token or now
-        self.last_token = now
 
 
 class Generation:
@@ -57,7 +41,7 @@ class Generation:
         self.id = prompted.request.id
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()  # or ended without ever being admitted
-        self.times = Times(time.perf_counter())
+        self.first_token_at: float | None = None  # on time.perf_counter
         self._prompted = prompted
         self._tokenizer = tokenizer
         self._subscription = subscription
@@ -77,20 +61,14 @@ class Generation:
         return self._hit_tokens is not None
 
     @property
-    def sampling(self) -> SamplingParams:
-        """How its tokens are chosen."""
-        return self._prompted.request.sampling
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest choice so far."""
-        return max(choice.num_tokens for choice in self._choices)
-
-    @property
     def usage(self) -> Usage:
         """Token counts so far."""
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         return Usage(self.prompt_tokens, self._hit_tokens or 0, completion_tokens, self._written)
+
+    def segments(self) -> Sequence[Segment]:
+        """The parts of the prompt, in order and without gaps."""
+        return self._prompted.prompt.layout().segments
 
     def breakpoint_outcomes(self) -> list[tuple[str, str]]:
         """Origin and outcome of each cache marker, see `PlacedBreakpoints.outcomes`."""
@@ -102,8 +80,8 @@ class Generation:
                 for event in events:
                     if isinstance(event, Admitted):
                         await self._admit(event.cached_tokens)
-                    elif isinstance(event, Token):
-                        self.times.token(time.perf_counter())
+                    elif isinstance(event, Token) and self.first_token_at is None:
+                        self.first_token_at = time.perf_counter()
                     for delta in self._deltas(event):
                         yield delta
         finally:
@@ -114,7 +92,6 @@ class Generation:
         self._subscription.close()
 
     async def _admit(self, hit_tokens: int) -> None:
-        self.times.admitted = time.perf_counter()
         self._hit_tokens = hit_tokens
         if self._prompted.explainer is not None:
             self.explanation = await self._prompted.explainer.explain(hit_tokens)
@@ -133,7 +110,7 @@ class Generation:
 
     def _echo(self, event: Prefilled) -> Iterator[Delta]:
         logprobs: tuple[TextLogprob, ...] = ()
-        if self.sampling.prompt_logprobs is not None:
+        if self._prompted.request.sampling.prompt_logprobs is not None:
             first = text_logprob(self._tokenizer, self._prompted.prompt.token_ids[0], None)
             rest = (readable(self._tokenizer, logprob) for logprob in event.logprobs)
             logprobs = (first, *rest)

@@ -25,6 +25,7 @@ from ragcache.types import (
     EngineStats,
     Explanation,
     GenerateRequest,
+    HotPrefix,
     SamplingParams,
 )
 
@@ -147,6 +148,13 @@ class Serving:
     def stats(self) -> EngineStats:
         """A snapshot of the engine."""
         return self._client.engine.stats
+
+    async def hot_prefixes(self, tenant: str, count: int) -> list[HotPrefix]:
+        """The prefixes that a tenant's prompts share most, parents before their children.
+
+        Waits for the step that the engine is in; raises EngineUnavailable when it has stopped.
+        """
+        return await self._client.hottest(self._owner(tenant), count)
 
     async def drop_cache(self, tenant: str) -> int:
         """Forget what is cached for a tenant; returns how many blocks that were.

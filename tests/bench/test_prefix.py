@@ -5,18 +5,19 @@ from typing import Any
 
 from rich.console import Console
 
-from ragcache.bench.prefix import measure, render, unfilled_share
+from ragcache.bench.prefix import CALLS, measure, render, unfilled_share
 
 
 def test_every_pool_is_measured_and_shown():
     results = json.loads(json.dumps(_measure()))
     assert [pool["blocks"] for pool in results["pools"]] == [80, 200]
     for pool in results["pools"]:
-        parts = sum(pool[f"{call}_ms"] for call in ("plan", "admit", "commit", "release"))
+        parts = sum(pool[f"{call}_ms"] for call in CALLS)
         assert pool["total_ms"] > 0
         assert pool["total_ms"] <= 2 * parts
         assert pool["evict_us"] > 0
         assert pool["retain_us"] > 0
+        assert pool["hottest_ms"] > 0
     console = Console(width=120)
     with console.capture() as shown:
         console.print(render(results))

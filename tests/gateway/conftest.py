@@ -17,7 +17,6 @@ from openai import AsyncOpenAI
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from ragcache.gateway.app import create_app, listening
 from ragcache.serving import Serving
-from ragcache.serving.generation import Times
 from ragcache.types import (
     ChatPrompt,
     Delta,
@@ -26,8 +25,10 @@ from ragcache.types import (
     FinishReason,
     GenerateRequest,
     HostStats,
+    HotPrefix,
     Message,
     PoolCounts,
+    Segment,
     TextLogprob,
     Usage,
 )
@@ -73,8 +74,7 @@ class FakeGeneration:
         self.prompt_tokens = words(request.prompt)
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()
-        self.times = Times(time.perf_counter())
-        self.sampling = request.sampling
+        self.first_token_at: float | None = None
         self.closed = 0
         self.ended = False
         self._owner = owner
@@ -88,12 +88,11 @@ class FakeGeneration:
         return Usage(self.prompt_tokens, self._cached, self._completion, self._written)
 
     @property
-    def longest(self) -> int:
-        return self._completion // self.sampling.n
-
-    @property
     def hit_known(self) -> bool:
         return self.admitted.is_set()
+
+    def segments(self) -> list[Segment]:
+        return [Segment("messages.0", 0, self.prompt_tokens)]
 
     def breakpoint_outcomes(self) -> list[tuple[str, str]]:
         if not isinstance(self.request.prompt, ChatPrompt):
@@ -110,7 +109,6 @@ class FakeGeneration:
             await script.queued.wait()
         self._cached, self._written = script.cached_tokens, script.written
         self.explanation = script.explanation
-        self.times.admitted = time.perf_counter()
         self.admitted.set()
         self._owner.query_tokens += self.prompt_tokens
         self._owner.hit_tokens += self._cached
@@ -118,7 +116,7 @@ class FakeGeneration:
             if step == script.fail_after:
                 raise script.failure
             await asyncio.sleep(script.pause)
-            self.times.token(time.perf_counter())
+            self.first_token_at = self.first_token_at or time.perf_counter()
             for delta in deltas:
                 self._completion += bool(delta.text or delta.calls)
                 yield delta
@@ -157,6 +155,10 @@ class FakeServing:
         self.dropped: list[str] = []  # tenants
         self.not_ready: str | None = None
         self.host: HostStats | None = None
+        self.prefixes: list[HotPrefix] = []
+        self.answering = asyncio.Event()  # else the engine is in a long step
+        self.answering.set()
+        self.asked: list[str] = []  # tenants, for their prefixes
 
     async def start(self, request: GenerateRequest) -> FakeGeneration:
         if self.script.refuse is not None:
@@ -187,8 +189,14 @@ class FakeServing:
             evictions=3,
             preemptions=1,
             computed_tokens=self.query_tokens - self.hit_tokens,
+            prefill_rate=200.0,
             host=self.host,
         )
+
+    async def hot_prefixes(self, tenant: str, count: int) -> list[HotPrefix]:
+        self.asked.append(tenant)
+        await self.answering.wait()
+        return self.prefixes[:count]
 
     async def drop_cache(self, tenant: str) -> int:
         self.dropped.append(tenant)

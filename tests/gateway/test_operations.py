@@ -8,7 +8,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from ragcache.errors import ConfigError
-from ragcache.metrics import HitRate
 from ragcache.types import Explanation, HostStats, MissReason, PoolCounts
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}]}
@@ -82,6 +81,7 @@ async def test_cache_stats_tell_hit_rates_tokens_and_blocks(url, client, serving
     stats = (await get(url, "/cache/stats"))[1]
     assert stats["hit_rate"] == {"1m": 3 / 8, "5m": 3 / 8, "total": 3 / 8}
     assert stats["tokens"] == {"query": 8, "hit": 3}
+    assert stats["saved"] == {"tokens": 3, "seconds": 3 / 200, "prefill_rate": 200}
     assert stats["pool"] == {"free": 90, "cached": 10, "held": 0, "total": 100, "retained": 0}
     assert stats["computed_tokens"] == 5
     assert (stats["block_size"], stats["evictions"], stats["preemptions"]) == (4, 3, 1)
@@ -98,26 +98,6 @@ async def test_cache_stats_show_the_host_tier_where_there_is_one(url, serving):
         "swapped_out": 40,
         "swapped_in": 30,
     }
-
-
-def test_a_hit_rate_forgets_what_lies_outside_its_window():
-    now = 1000.0
-    rate = HitRate(clock=lambda: now)
-    assert rate.over(60) is None
-    rate.add(100, 100)
-    now += 30
-    rate.add(100, 0)
-    rate.add(200, 50)
-    assert rate.over(60) == 150 / 400
-    now += 31
-    assert rate.over(60) == 50 / 300
-    assert rate.over(300) == 150 / 400
-    now += 270
-    rate.add(10, 0)
-    assert rate.over(60) == 0
-    assert rate.over(300) == 0
-    now += 301
-    assert rate.over(300) is None
 
 
 @pytest.mark.parametrize("path", ["/cache/reset", "/reset_prefix_cache"])
