@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -51,28 +51,36 @@ def load_serving(settings: ServeSettings) -> Serving:
         workers = start_workers(source, settings)
         if workers is not None:
             undo.callback(workers.close)
-        loaded = load_runner(settings, workers.meet if workers else lambda: None)
-        undo.callback(loaded.runner.close)
-        log.info("loading the tokenizer of %s", source.name)
-        tokenizer = load_tokenizer(source.location)
-        served = _describe(loaded, source, settings)
-        log.info(
-            "loaded %s, KV pool of %d tokens in %s",
-            served.names[0],
-            served.pool_tokens,
-            loaded.runner.kv_dtype,
-        )
-        is_small = settings.model is None
-        strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
-        runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
-        host_blocks, min_swap = measure_host_tier(runner, loaded, served.max_model_len, settings)
-        client = start_engine(runner, loaded.num_blocks, settings, host_blocks, min_swap)
-        undo.callback(client.engine.stop)
-        if workers is not None:
-            workers.watch(client.engine.fail)
-        serving = assemble(served, tokenizer, client, max_string_length=strings)
+        with workers.needed() if workers else nullcontext():
+            serving = _load(settings, source, workers, undo)
         undo.pop_all()
     return serving
+
+
+def _load(
+    settings: ServeSettings, source: ModelSource, workers: Workers | None, undo: ExitStack
+) -> Serving:
+    """The rest of `load_serving`; `undo` takes what must be undone if it fails."""
+    loaded = load_runner(settings, workers.meet if workers else lambda: None)
+    undo.callback(loaded.runner.close)
+    log.info("loading the tokenizer of %s", source.name)
+    tokenizer = load_tokenizer(source.location)
+    served = _describe(loaded, source, settings)
+    log.info(
+        "loaded %s, KV pool of %d tokens in %s",
+        served.names[0],
+        served.pool_tokens,
+        loaded.runner.kv_dtype,
+    )
+    is_small = settings.model is None
+    strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
+    runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
+    host_blocks, min_swap = measure_host_tier(runner, loaded, served.max_model_len, settings)
+    client = start_engine(runner, loaded.num_blocks, settings, host_blocks, min_swap)
+    undo.callback(client.engine.stop)
+    if workers is not None:
+        workers.watch(client.engine.fail)
+    return assemble(served, tokenizer, client, max_string_length=strings)
 
 
 def start_workers(source: ModelSource, settings: ServeSettings) -> Workers | None:

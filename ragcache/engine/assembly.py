@@ -97,7 +97,8 @@ class _Assembly:
         if device.type == "cuda" and memory is None:
             most = pool_blocks(one_block.block_bytes, None, device, self._ranks)
             runner = ModelRunner(self._model, one_block, self._backend, self._graphs(most))
-            reserved = step_memory(runner, self._largest_step(), device)
+            step, running = self._largest_step(), self._settings.max_running
+            reserved = step_memory(runner, step, running, device)
             log.info("the largest steps take %d MiB", reserved >> 20)
             reserved += STAGING if self._settings.host_cache_memory is not None else 0
         return pool_blocks(one_block.block_bytes, memory, device, self._ranks, reserved)

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ragcache_kernels.interface import StepLayout
+from ragcache_kernels.ranges import ranges
 from torch import Tensor
 
 from ragcache.engine.request import Chunk
 from ragcache.prefix.cache import PrefixCache
 
 Tables = list[list[int]]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class BatchBuilder:
         starts, counts, logits = np.array([(c.start, c.count, c.num_logits) for c in chunks]).T
         ends = counts.cumsum()
         table = self._matrix([self._cache.table(chunk.sequence.row) for chunk in chunks])
-        positions = _ranges(starts, counts)
+        positions = ranges(starts, counts)
         blocks = table[np.repeat(np.arange(len(chunks)), counts), positions // size]
         tokens = [c.sequence.tokens[c.start : c.start + c.count] for c in chunks]
         swap_outs, swap_ins = self._cache.take_swaps()
         return StepBatch(
             input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
             position_ids=torch.from_numpy(positions)[None],
-            last_idx=torch.from_numpy(_ranges(ends - logits, logits)),
+            last_idx=torch.from_numpy(ranges(ends - logits, logits)),
             layout=StepLayout(
                 cu_q=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
                 kv_len=torch.from_numpy((starts + counts).astype(np.int32)),
@@ -112,13 +112,6 @@ class BatchBuilder:
         for row, table, length in zip(matrix, tables, known.lengths, strict=True):
             row[length - 1 : len(table)] = table[length - 1 :]
         return matrix
-
-
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """`start … start + count − 1` for each pair in a row."""
-    ranges: Ints = np.repeat(starts + counts - counts.cumsum(), counts)
-    ranges += np.arange(len(ranges))
-    return ranges
 
 
 def _padded(tables: Tables) -> NDArray[np.int32]:

@@ -17,10 +17,11 @@ import torch
 from ragcache_kernels import LOWEST, upload
 from torch import Tensor
 
-from ragcache.engine.request import Sequence
+from ragcache.engine.request import Request, Sequence
 from ragcache.types import SamplingParams
 
 CANDIDATES = 1024  # most nuclei fit in these; a wider one costs a full sort
+NEARLY_ALL = 1 - 1e-9  # of the mass: the widest nucleus that is one
 SORTED_ROWS = 16  # of these at once, since a sort takes many times the memory of its row
 
 
@@ -84,6 +85,17 @@ class Draws:
         index = upload(np.array(rows), self._probs.device)
         probs = self._probs[index]
         return _from_shortlist(probs, self._rules.at(index), probs.shape[1])[0].tolist()
+
+
+def draw_widest(logits: Tensor) -> list[int]:
+    """Tokens from rows of `logits` `[N, V]` in the way that takes the most memory.
+
+    As if the nucleus of each row were wider than its candidates: all rows have to be sorted whole.
+    """
+    request = Request("", [0], SamplingParams(1, top_p=NEARLY_ALL, seed=0), b"", frozenset())
+    rows = logits.float()
+    draws = Draws(rows, rows.argmax(dim=-1), [Sequence(request, 0)] * len(rows))
+    return draws.settle(list(range(len(rows))))
 
 
 def candidates(sampling: SamplingParams, vocab_size: int) -> int:

@@ -2,12 +2,14 @@
 
 A layer must be one of transformers' own, untouched and with plain weights. Whether ours does the
 same is not left to reading its attributes: both run on the same input first. So another release of
-transformers, or a setting that we do not know, costs speed and not correctness.
+transformers, whose parts may have other names, or a setting that we do not know, costs speed and
+neither correctness nor the start.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,9 +44,11 @@ def use_fast_layers(model: PreTrainedModel, backend: AttentionBackend[Any]) -> i
     layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
     if not layers:
         return 0
-    trial = _Trial(model, backend, [*layers, decoder.norm])
-    fused = [trial.replace(each, FastLayer(each, trial.specs[each.self_attn])) for each in layers]
-    trial.replace(decoder.norm, FastNorm(decoder.norm))
+    norms = [decoder.norm] if hasattr(decoder, "norm") else []
+    trial = _Trial(model, backend, [*layers, *norms])
+    fused = [trial.replace(layer, trial.fast_layer) for layer in layers]
+    for norm in norms:
+        trial.replace(norm, FastNorm)
     log.info("%d of %d layers run fused", sum(fused), len(decoder.layers))
     return sum(fused)
 
@@ -52,6 +56,14 @@ def use_fast_layers(model: PreTrainedModel, backend: AttentionBackend[Any]) -> i
 def _is_supported(layer: Any) -> bool:
     if f"{type(layer).__module__}.{type(layer).__qualname__}" not in FAMILIES:
         return False
+    try:
+        return _has_plain_parts(layer)
+    except AttributeError as error:
+        log.warning("%s does not run fused: %s", type(layer).__name__, error)
+        return False
+
+
+def _has_plain_parts(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     heads = [attention.q_proj, attention.k_proj, attention.v_proj]
     halves = [mlp.gate_proj, mlp.up_proj]
@@ -114,23 +126,44 @@ class _Trial(LayerContext):
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
         return _attend(query, cache.key[0], cache.value[0], call.spec)
 
-    def replace(self, module: nn.Module, fast: FastLayer | FastNorm) -> bool:
-        """Let `fast` be the module's forward pass if it gives the same; returns whether it does.
+    def fast_layer(self, layer: Any) -> FastLayer:
+        """A layer like the plain one; raises whatever comes of parts that are not as expected."""
+        return FastLayer(layer, self.specs[layer.self_attn])
 
-        What must agree is the module's update of its input, within the rounding of its dtype.
+    def replace(self, module: nn.Module, make: Callable[[Any], FastLayer | FastNorm]) -> bool:
+        """Let what `make` gives be the module's forward pass, if it does the same.
+
+        Returns whether it does.
         """
-        args, kwargs, output = self._calls[module]
+        name = type(module).__name__
+        try:
+            fast = make(module)
+            agrees = self._agrees(fast, *self._calls[module])
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            log.warning("%s does not run fused: %r", name, error)
+            return False
+        if agrees:
+            module.forward = fast.forward
+        else:
+            log.warning("%s does not run fused: its results would differ", name)
+        return agrees
+
+    def _agrees(
+        self,
+        fast: FastLayer | FastNorm,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
+    ) -> bool:
+        """Whether both update their input alike, within the rounding of its dtype."""
         with torch.inference_mode(), forward_context(self):
             error = (fast.forward(*args, **kwargs) - output).float().norm()
             update = (output - args[0]).float().norm()
         epsilon = torch.finfo(output.dtype).eps
         tolerance = max(8 * epsilon, LEAST_TOLERANCE)
-        agrees = bool(error <= tolerance * update + epsilon * output.float().norm())
-        if agrees:
-            module.forward = fast.forward
-        else:
-            log.warning("%s does not run fused: its results would differ", type(module).__name__)
-        return agrees
+        return bool(error <= tolerance * update + epsilon * output.float().norm())
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:

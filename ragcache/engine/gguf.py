@@ -43,7 +43,8 @@ def _cache_home() -> Path:
 
 def _key(file: Path) -> str:
     stat = file.stat()
-    identity = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns} {transformers.__version__}"
+    changed = int(stat.st_mtime)  # the layers of a container image keep no fractions of a second
+    identity = f"{file.resolve()} {stat.st_size} {changed} {transformers.__version__}"
     return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 

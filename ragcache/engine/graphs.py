@@ -108,6 +108,8 @@ class DecodeGraphs:
         try:
             with forbidden_waiting(self._device):
                 logits = forward(inputs[0], inputs[1], plan, 0)
+        except torch.OutOfMemoryError:  # a RuntimeError too, but not one about recording
+            raise
         except RuntimeError as error:
             log.warning("decode steps run without CUDA graphs: %s", error)
             return False

@@ -1,7 +1,9 @@
 """The host pool of a GPU: pinned memory, and copies beside the computation.
 
 A block is spread over the tensors of all layers. One kernel gathers many blocks into staging
-memory on the device, where each of them lies in one piece, and is then one copy to the host.
+memory on the device, where each of them lies in one piece, and is then one copy to the host. More
+blocks than the staging holds move through it in turns: a step may swap any number of them, which
+takes time but no memory.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import torch
 from ragcache_kernels.interface import StepLayout
 
 from ragcache.engine.batch import StepBatch
+from ragcache.engine.draw import draw_widest
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import MAX_LOGITS
 
@@ -37,15 +38,17 @@ def largest_step(
 
 
 @torch.inference_mode()
-def step_memory(runner: ModelRunner, batch: StepBatch, device: torch.device) -> int:
+def step_memory(
+    runner: ModelRunner, batch: StepBatch, max_running: int, device: torch.device
+) -> int:
     """Bytes that a GPU must have free to run the largest steps and to sample from their logits.
 
-    `runner` has a pool of one block.
+    `runner` has a pool of one block; `max_running` sequences are sampled from at once.
     """
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     logits = runner.rehearse(batch)
-    logits.float().sort(dim=-1)  # the widest nucleus
+    draw_widest(logits[:max_running])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()  # the pool is to have it

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from ragcache.errors import ConfigError
 log = logging.getLogger(__name__)
 
 REAP = 10.0  # seconds in which the kernel has ended a process whose socket is closed
+SEEN = 2.0  # seconds in which a lost worker is known: its collectives and its socket end together
 
 
 class Worker:
@@ -86,7 +88,7 @@ class Workers:
     """
 
     def __init__(self, settings: ServeSettings, device: torch.device) -> None:
-        self.failed: str | None = None
+        self._lost = Future[str]()  # what has ended the first worker that did
         self._watcher: threading.Thread | None = None
         self._closing = False
         ranks = settings.tensor_parallel_size
@@ -98,25 +100,52 @@ class Workers:
             level, options = log.getEffectiveLevel(), settings.model_dump()
             for worker in self._workers:
                 send(worker.connection, Start(worker.rank, str(store), level, options))
-            self.meet()
+            self._meet()
             os.environ["LOCAL_RANK"] = "0"  # whatever started this process may have set another
             stack.enter_context(joined(0, ranks, store, device))
             self._stack = stack.pop_all()
 
+    @property
+    def failed(self) -> str | None:
+        """What has ended a worker, if one has ended since `meet`."""
+        return self._lost.result() if self._lost.done() else None
+
     def meet(self) -> None:
-        """Wait until every worker has come as far as this rank.
+        """Wait until every worker has loaded its part; from now on they are watched.
 
         Raises:
             ConfigError: when one of them fails instead.
         """
+        self._meet()
+        self._watcher = threading.Thread(target=self._watch, name="ragcache-workers", daemon=True)
+        self._watcher.start()
+
+    def _meet(self) -> None:
         awaited = list(self._workers)
         while awaited:
             worker = _next(awaited)
             awaited.remove(worker)
             reason = worker.failure()
             if reason is not None:
-                raise ConfigError(f"tensor_parallel_size: {reason}")
+                raise _naming(reason)
         self.send(None)
+
+    @contextmanager
+    def needed(self) -> Iterator[None]:
+        """What this rank does within takes all workers.
+
+        Raises:
+            ConfigError: naming a worker that was lost, instead of the collective that failed.
+        """
+        try:
+            yield
+            reason = self.failed
+        except (RuntimeError, OSError):
+            with suppress(TimeoutError):
+                raise _naming(self._lost.result(SEEN)) from None
+            raise
+        if reason is not None:
+            raise _naming(reason)
 
     def send(self, message: object) -> None:
         """Send a message to every worker."""
@@ -125,20 +154,17 @@ class Workers:
             worker.connection.send_bytes(frame)
 
     def watch(self, fail: Callable[[str], None]) -> None:
-        """From now on call `fail` as soon as a worker ends, on a thread of its own."""
-        self._watcher = threading.Thread(
-            target=self._watch, args=(fail,), name="ragcache-workers", daemon=True
-        )
-        self._watcher.start()
+        """Call `fail` as soon as a worker has ended, at once if one has; on any thread."""
+        self._lost.add_done_callback(lambda lost: fail(lost.result()))
 
-    def _watch(self, fail: Callable[[str], None]) -> None:
+    def _watch(self) -> None:
         ended = _next(self._workers)
         if self._closing:
             return
-        self.failed = ended.failure()
-        log.error("%s", self.failed)
+        reason = f"{ended.failure()}"
+        log.error("%s", reason)
+        self._lost.set_result(reason)
         abort()  # this rank may be waiting for the one that is lost
-        fail(f"{self.failed}")
 
     def close(self) -> None:
         """End all workers and leave their group; closing again does nothing."""
@@ -158,6 +184,10 @@ def _next(workers: list[Worker]) -> Worker:
     """Wait for a worker that has sent something, or has ended."""
     ready = wait([worker.connection for worker in workers])
     return next(worker for worker in workers if worker.connection in ready)
+
+
+def _naming(reason: str) -> ConfigError:
+    return ConfigError(f"tensor_parallel_size: {reason}")
 
 
 class ParallelRunner:

@@ -103,8 +103,25 @@ class GenerationMeter:
             self._prompt(generation)
         self._first_token(generation)
         self._count(generation.usage)
-        tokens = self._metrics.request_generation_tokens
-        tokens.labels(self._model).observe(generation.usage.completion_tokens)
+        self._timed(generation)
+        metrics, model = self._metrics, self._model
+        tokens = generation.usage.completion_tokens
+        metrics.request_generation_tokens.labels(model).observe(tokens)
+        metrics.longest_choice.labels(model).observe(generation.longest)
+
+    def _timed(self, generation: Generation) -> None:
+        """Observe how long each phase took that came to an end."""
+        metrics, model, times = self._metrics, self._model, generation.times
+        if times.admitted is None:
+            return
+        metrics.queue.labels(model).observe(times.admitted - times.submitted)
+        if times.first_token is None or times.last_token is None:
+            return
+        metrics.prefill.labels(model).observe(times.first_token - times.admitted)
+        decode = times.last_token - times.first_token
+        metrics.decode.labels(model).observe(decode)
+        if generation.longest > 1:
+            metrics.time_per_output_token.labels(model).observe(decode / (generation.longest - 1))
 
     def _prompt(self, generation: Generation) -> None:
         """Count the prompt once, as soon as its hit is known."""
@@ -115,6 +132,9 @@ class GenerationMeter:
         metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
         metrics.uncached_prompt_tokens.labels(model).observe(uncached)
+        metrics.choices.labels(model).observe(generation.sampling.n)
+        if (limit := generation.sampling.max_tokens) is not None:
+            metrics.max_tokens.labels(model).observe(limit)
         for name, part in self._tally.prompt(generation.segments(), usage.cached_tokens).items():
             metrics.segment_query_tokens.labels(model, name).inc(part.query)
             metrics.segment_hit_tokens.labels(model, name).inc(part.hit)
@@ -134,10 +154,10 @@ class GenerationMeter:
 
     def _first_token(self, generation: Generation) -> None:
         """Count the wait for the first token once, as soon as it is over."""
-        if self._begun or generation.first_token_at is None:
+        if self._begun or generation.times.first_token is None:
             return
         self._begun = True
-        took = generation.first_token_at - self._request.arrival
+        took = generation.times.first_token - self._request.arrival
         cache = self._cache(generation.usage)
         self._metrics.time_to_first_token.labels(self._model, cache).observe(took)
         self._tally.first_token(took)

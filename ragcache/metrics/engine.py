@@ -28,6 +28,10 @@ class Source(Protocol):
         """A snapshot of the engine, None while the model is loading."""
         ...
 
+    def ready(self) -> str | None:
+        """None when requests will be answered, else the reason why not."""
+        ...
+
 
 class EngineCollector(Collector):
     """What the engine counts, as Prometheus reads it."""
@@ -36,7 +40,9 @@ class EngineCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family; nothing while the model is loading."""
+        """Yield every family; while the model is loading, only that it is not ready."""
+        ready = self._source.ready() is None
+        yield GaugeMetricFamily("ragcache_ready", "Whether requests are answered", value=ready)
         stats = self._source.stats()
         if stats is None:
             return

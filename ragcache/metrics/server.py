@@ -60,6 +60,18 @@ class Metrics:
         self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds", "Between two pieces of one choice", _GAP
         )
+        self.queue = self._histogram("request_queue_seconds", "Time in the queue", _WHOLE)
+        self.prefill = self._histogram(
+            "request_prefill_seconds", "Leaving the queue to the first token", _WHOLE
+        )
+        self.decode = self._histogram(
+            "request_decode_seconds", "The first token to the last", _WHOLE
+        )
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Decode time / tokens of the longest choice behind its first",
+            _GAP,
+        )
         self.e2e = self._histogram("request_e2e_seconds", "Arrival to the last byte", _WHOLE)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
         self.uncached_prompt_tokens = self._histogram(
@@ -67,6 +79,13 @@ class Metrics:
         )
         self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Tokens generated for one prompt", _TOKENS
+        )
+        self.longest_choice = self._histogram(
+            "request_longest_choice_tokens", "Tokens of the longest choice of a prompt", _TOKENS
+        )
+        self.choices = self._histogram("request_choices", "Choices asked for", (1, 2, 5, 10, 20))
+        self.max_tokens = self._histogram(
+            "request_max_tokens", "Most tokens of a choice, where a request limits them", _TOKENS
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -25,11 +25,12 @@ from ragcache.types import PoolCounts
 class Node:
     """A place in the prefix tree: the root of a namespace or, as a `Block`, a published block."""
 
-    __slots__ = ("children", "key", "parent")
+    __slots__ = ("children", "key", "name", "parent")
 
     def __init__(self, key: bytes = b"") -> None:
         self.parent: Node | None = None
         self.key = key  # a root's namespace; a block's tokens
+        self.name = key  # a root's namespace; a published block's `block_name` if somebody is told
         self.children: dict[bytes, Block] = {}
 
 
@@ -46,7 +47,6 @@ class Block(Node):
         "keep_owner",
         "keep_ttl",
         "keep_until",
-        "name",
         "next",
         "on_host",
         "prev",
@@ -59,7 +59,6 @@ class Block(Node):
         super().__init__()
         self.id = block_id
         self.on_host = on_host
-        self.name: bytes | None = None  # of a published block, once somebody asked
         self.ref_count = 0  # block tables it is in, plus `copies`
         self.copies = 0  # copies under way from or to it
         self.published_at = 0.0

@@ -15,6 +15,7 @@ from ragcache.prefix import integrity
 from ragcache.prefix.blocks import Block
 from ragcache.prefix.branches import hottest
 from ragcache.prefix.copies import Copies
+from ragcache.prefix.events import BlockSink
 from ragcache.prefix.host import HostTier
 from ragcache.prefix.names import OWNER_BYTES
 from ragcache.prefix.rows import Plan, Row
@@ -29,7 +30,7 @@ class PrefixCache:
     nothing is ever published, hence nothing found: the control for every measurement. At most
     `retain_share` of the blocks are retained; `clock` counts the seconds of their ttl. Evicted
     blocks move to `host_blocks` blocks in host memory, if there are any, and come back where
-    at least `min_swap` of them are hit in a row.
+    at least `min_swap` of them are hit in a row. `sink` is told which blocks can be found.
     """
 
     def __init__(
@@ -42,10 +43,13 @@ class PrefixCache:
         clock: Callable[[], float] = time.monotonic,
         host_blocks: int = 0,
         min_swap: int = 1,
+        sink: BlockSink | None = None,
     ) -> None:
         self.block_size = block_size
         self.share = share
-        self._store = BlockStore(num_blocks, block_size, retain_share, clock, host_blocks, min_swap)
+        self._store = BlockStore(
+            num_blocks, block_size, retain_share, clock, host_blocks, min_swap, sink
+        )
         self._pool = self._store.pool
         self._retention = self._store.retention
         self._rows: dict[Hashable, Row] = {}
@@ -259,12 +263,6 @@ class PrefixCache:
     def table(self, request_id: Hashable) -> list[int]:
         """Return the row's live block table, for reading only."""
         return self._rows[request_id].table
-
-    def names(self, request_id: Hashable) -> list[bytes]:
-        """Name the row's published blocks, first to last."""
-        row = self._rows[request_id]
-        count = row.published_blocks(row.num_computed, self.block_size)
-        return self._store.names(row.namespace, self._held(row)[:count])
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError. Walks everything: for idle times."""

@@ -4,6 +4,10 @@ A published block is in one place, the device or the host. Devices evict leaves 
 the device's blocks are on top: a host block has host blocks below it, and a match is a run of
 device blocks followed by a run of host blocks. Those are swapped in where that is cheaper than
 computing them anew: the rule of FlexGen, arXiv 2303.06865, with costs measured on this machine.
+
+Retention is the device's: what it keeps is evicted last, but once a block has moved to the host
+its retention has ended, there and when it comes back, until a request with the same marker asks
+for it anew.
 """
 
 from __future__ import annotations

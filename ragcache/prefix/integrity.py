@@ -13,7 +13,7 @@ from itertools import chain
 from ragcache.prefix.blocks import Block, BlockPool, Node
 from ragcache.prefix.copies import Copies
 from ragcache.prefix.ends import Ends
-from ragcache.prefix.names import block_keys
+from ragcache.prefix.names import block_keys, block_name
 from ragcache.prefix.radix import walk
 from ragcache.prefix.retention import Retention
 from ragcache.prefix.rows import Row
@@ -122,8 +122,11 @@ def _check_tree(store: BlockStore, width: int) -> None:
 
 
 def _check_link(block: Block) -> None:
-    linked = block.parent is not None and block.parent.children.get(block.key) is block
+    parent = block.parent or Node()
+    linked = parent.children.get(block.key) is block
     _require(linked, f"{block} is not the child its parent knows")
+    named = not block.name or block.name == block_name(parent.name, block.key)
+    _require(named, f"{block} has the name of another")
 
 
 def _check_hits(block: Block) -> None:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ragcache.prefix.blocks import Block, Node
+from ragcache.prefix.events import BlockSink
+from ragcache.prefix.names import block_name
 
 
 class RadixIndex:
-    """What can be found: a tree per namespace. `generation` moves with every change."""
+    """What can be found: a tree per namespace. `generation` moves with every change.
 
-    def __init__(self) -> None:
+    With a `sink` every block is named when it is published, and every change is told.
+    """
+
+    def __init__(self, sink: BlockSink | None = None) -> None:
         self.generation = 0
+        self._sink = sink
         self.roots: dict[bytes, Node] = {}
 
     def root(self, namespace: bytes) -> Node:
@@ -41,6 +47,9 @@ class RadixIndex:
         block.parent, block.key, block.published_at = parent, key, now
         parent.children[key] = block
         self.generation += 1
+        if self._sink is not None:
+            block.name = block_name(parent.name, key)
+            self._sink.stored(block.name, block.on_host)
 
     def remove(self, leaf: Block) -> None:
         """Forget a published block that has no children, and its namespace after the last one."""
@@ -48,7 +57,7 @@ class RadixIndex:
         if parent is None or leaf.children:
             raise ValueError(f"{leaf} is not a leaf of the tree")
         del parent.children[leaf.key]
-        _unpublish(leaf)
+        self._unpublish(leaf)
         if not parent.children and parent.parent is None:
             del self.roots[parent.key]
         self.generation += 1
@@ -64,17 +73,24 @@ class RadixIndex:
         for child in new.children.values():
             child.parent = new
         parent.children[new.key] = new
-        _unpublish(old)
+        _clear(old)
         self.generation += 1
+        if self._sink is not None:
+            self._sink.stored(new.name, new.on_host)
 
     def drop(self, prefix: bytes) -> list[Block]:
         """Forget the namespaces that begin so; returns their blocks, held ones included."""
         names = [namespace for namespace in self.roots if namespace.startswith(prefix)]
         blocks = [block for name in names for block in walk(self.roots.pop(name))]
-        for block in blocks:
-            _unpublish(block)
+        for block in reversed(blocks):  # children first
+            self._unpublish(block)
         self.generation += 1
         return blocks
+
+    def _unpublish(self, block: Block) -> None:
+        if self._sink is not None:
+            self._sink.removed(block.name)
+        _clear(block)
 
 
 def walk(root: Node) -> Iterator[Block]:
@@ -86,6 +102,6 @@ def walk(root: Node) -> Iterator[Block]:
         pending.extend(block.children.values())
 
 
-def _unpublish(block: Block) -> None:
-    block.parent, block.key, block.name, block.hits = None, b"", None, 0
+def _clear(block: Block) -> None:
+    block.parent, block.key, block.name, block.hits = None, b"", b"", 0
     block.children.clear()

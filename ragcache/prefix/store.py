@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ragcache.prefix.blocks import Block, BlockPool, Node
+from ragcache.prefix.events import BlockSink
 from ragcache.prefix.host import HostTier
-from ragcache.prefix.names import block_keys, block_name
+from ragcache.prefix.names import block_keys
 from ragcache.prefix.radix import RadixIndex, walk
 from ragcache.prefix.retention import Retention
 
@@ -25,10 +26,11 @@ class BlockStore:
         clock: Callable[[], float],
         host_blocks: int,
         min_swap: int,
+        sink: BlockSink | None,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.index = RadixIndex()
+        self.index = RadixIndex(sink)
         self.host = HostTier(host_blocks, min_swap, self.pool, self.index)
         self.retention = Retention(self.pool, retain_share, clock)
         self.evictions = 0
@@ -85,15 +87,6 @@ class BlockStore:
                 table[i] = published.id
                 self.pool.release([ours])
             parent = published
-
-    def names(self, namespace: bytes, path: Sequence[Block]) -> list[bytes]:
-        """Name published blocks, in a row from the root of their namespace."""
-        names: list[bytes] = []
-        name = namespace
-        for block in path:
-            name = block.name = block.name or block_name(name, block.key)
-            names.append(name)
-        return names
 
     def drop(self, owner: bytes) -> int:
         """Forget the namespaces that begin with `owner`; returns how many blocks that were."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ragcache.engine.bridge import Subscription
 from ragcache.prompt.tokenize import TokenizerPool
@@ -18,6 +19,7 @@ from ragcache.types import (
     Explanation,
     Finished,
     Prefilled,
+    SamplingParams,
     Segment,
     TextLogprob,
     Token,
@@ -25,6 +27,21 @@ from ragcache.types import (
 )
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Times:
+    """When a request came as far as this, in seconds on `time.perf_counter`."""
+
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    def token(self, now: float) -> None:
+        """Note that a token came."""
+        self.first_token = self.first_token or now
+        self.last_token = now
 
 
 class Generation:
@@ -41,7 +58,7 @@ class Generation:
         self.id = prompted.request.id
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()  # or ended without ever being admitted
-        self.first_token_at: float | None = None  # on time.perf_counter
+        self.times = Times(time.perf_counter())
         self._prompted = prompted
         self._tokenizer = tokenizer
         self._subscription = subscription
@@ -59,6 +76,16 @@ class Generation:
     def hit_known(self) -> bool:
         """Whether the request has left the queue."""
         return self._hit_tokens is not None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self._prompted.request.sampling
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest choice so far."""
+        return max(choice.num_tokens for choice in self._choices)
 
     @property
     def usage(self) -> Usage:
@@ -80,8 +107,8 @@ class Generation:
                 for event in events:
                     if isinstance(event, Admitted):
                         await self._admit(event.cached_tokens)
-                    elif isinstance(event, Token) and self.first_token_at is None:
-                        self.first_token_at = time.perf_counter()
+                    elif isinstance(event, Token):
+                        self.times.token(time.perf_counter())
                     for delta in self._deltas(event):
                         yield delta
         finally:
@@ -92,6 +119,7 @@ class Generation:
         self._subscription.close()
 
     async def _admit(self, hit_tokens: int) -> None:
+        self.times.admitted = time.perf_counter()
         self._hit_tokens = hit_tokens
         if self._prompted.explainer is not None:
             self.explanation = await self._prompted.explainer.explain(hit_tokens)
@@ -110,7 +138,7 @@ class Generation:
 
     def _echo(self, event: Prefilled) -> Iterator[Delta]:
         logprobs: tuple[TextLogprob, ...] = ()
-        if self._prompted.request.sampling.prompt_logprobs is not None:
+        if self.sampling.prompt_logprobs is not None:
             first = text_logprob(self._tokenizer, self._prompted.prompt.token_ids[0], None)
             rest = (readable(self._tokenizer, logprob) for logprob in event.logprobs)
             logprobs = (first, *rest)

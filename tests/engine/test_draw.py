@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ragcache.engine.draw import CANDIDATES, _uniform
+from ragcache.engine import draw
+from ragcache.engine.draw import CANDIDATES, SORTED_ROWS, _uniform, draw_widest
 from ragcache.engine.request import Request, Sequence
 from ragcache.engine.sampler import sample
 from ragcache.types import SamplingParams
@@ -141,6 +142,20 @@ def test_where_all_is_forbidden_the_first_comes_and_others_are_not_changed(optio
     mixed = tokens(logits, sequences)
     assert mixed[1] == 0
     assert mixed[::2] == tokens(logits[::2], sequences[::2])
+
+
+def test_the_widest_draws_sort_rows_whole_and_only_some_at_once(monkeypatch):
+    sorted_whole, top = [], draw._top
+
+    def spy(probs, count):
+        if count == VOCAB:
+            sorted_whole.append(len(probs))
+        return top(probs, count)
+
+    monkeypatch.setattr(draw, "_top", spy)
+    logits = torch.zeros(SORTED_ROWS + 3, VOCAB, device=DEVICE)
+    assert len(draw_widest(logits)) == len(logits)
+    assert sorted_whole == [SORTED_ROWS, 3]
 
 
 class Reads(TorchDispatchMode):

@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from ragcache.config import ServeSettings
 from ragcache.embedded import EmbeddedGateway
-from ragcache.engine import pool
-from ragcache.engine.parallel import check_devices, check_split
+from ragcache.engine import assembly, pool
+from ragcache.engine.parallel import check_devices, check_split, smallest
 from ragcache.engine.workers import Worker, Workers
 from ragcache.errors import ConfigError, EngineUnavailable, UnsupportedModel
 
@@ -179,3 +179,14 @@ def test_a_rank_needs_a_gpu_of_its_own(monkeypatch):
         check_devices(torch.device("cuda"), 2)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size: .*CUDA_VISIBLE_DEVICES="):
         check_devices(CPU, 2)
+
+
+def test_a_worker_that_is_lost_during_the_start_is_named(tiny_llama, monkeypatch):
+    def lose_it(value, device):
+        psutil.Process().children()[0].kill()
+        return smallest(value, device)
+
+    monkeypatch.setattr(assembly, "smallest", lose_it)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: rank 1 ended with status -9"):
+        EmbeddedGateway.load(str(tiny_llama), **OPTIONS | {"tensor_parallel_size": 2})
+    assert not psutil.Process().children()

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from ragcache.gateway.app import create_app, listening
 from ragcache.serving import Serving
+from ragcache.serving.generation import Times
 from ragcache.types import (
     ChatPrompt,
     Delta,
@@ -74,7 +75,8 @@ class FakeGeneration:
         self.prompt_tokens = words(request.prompt)
         self.explanation: Explanation | None = None
         self.admitted = asyncio.Event()
-        self.first_token_at: float | None = None
+        self.times = Times(time.perf_counter())
+        self.sampling = request.sampling
         self.closed = 0
         self.ended = False
         self._owner = owner
@@ -86,6 +88,10 @@ class FakeGeneration:
     @property
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self._cached, self._completion, self._written)
+
+    @property
+    def longest(self) -> int:
+        return self._completion // self.sampling.n
 
     @property
     def hit_known(self) -> bool:
@@ -109,6 +115,7 @@ class FakeGeneration:
             await script.queued.wait()
         self._cached, self._written = script.cached_tokens, script.written
         self.explanation = script.explanation
+        self.times.admitted = time.perf_counter()
         self.admitted.set()
         self._owner.query_tokens += self.prompt_tokens
         self._owner.hit_tokens += self._cached
@@ -116,7 +123,7 @@ class FakeGeneration:
             if step == script.fail_after:
                 raise script.failure
             await asyncio.sleep(script.pause)
-            self.first_token_at = self.first_token_at or time.perf_counter()
+            self.times.token(time.perf_counter())
             for delta in deltas:
                 self._completion += bool(delta.text or delta.calls)
                 yield delta

@@ -67,6 +67,29 @@ async def test_between_n_tokens_there_are_n_minus_one_gaps(client, scrape):
     assert (await scrape())["ragcache_inter_token_latency_seconds_count",] == 2 * 4
 
 
+async def test_the_phases_of_a_request_add_up(client, serving, scrape):
+    serving.script.pause = 0.002
+    await client.chat.completions.create(**ASK, n=2, max_tokens=3)
+    samples = await scrape()
+    phases = ("queue", "prefill", "decode")
+    for name in (*(f"{phase}_seconds" for phase in phases), "time_per_output_token_seconds"):
+        assert samples[f"ragcache_request_{name}_count",] == 1
+    decode = samples["ragcache_request_decode_seconds_sum",]
+    assert decode > 0
+    assert samples["ragcache_request_time_per_output_token_seconds_sum",] == decode / 2
+    spent = sum(samples[f"ragcache_request_{phase}_seconds_sum",] for phase in phases)
+    assert spent <= samples["ragcache_request_e2e_seconds_sum",]
+    assert samples["ragcache_request_longest_choice_tokens_sum",] == 3
+    assert samples["ragcache_request_choices_sum",] == 2
+    assert samples["ragcache_request_max_tokens_sum",] == 3
+
+
+async def test_metrics_tell_whether_the_gateway_is_ready(serving, scrape):
+    assert (await scrape())["ragcache_ready",] == 1
+    serving.not_ready = "no step for 61 seconds"
+    assert (await scrape())["ragcache_ready",] == 0
+
+
 async def test_the_engine_is_read_at_scrape_time(serving, scrape):
     assert (await scrape())["ragcache_kv_blocks", "held", "device"] == 0
     serving.held = 30

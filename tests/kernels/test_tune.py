@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from ragcache_kernels.bench.layer import Heads, Layer
+from ragcache_kernels.quantise import LIMITS
 from ragcache_kernels.reference import reference_attention
 from ragcache_kernels.triton import configs
 from ragcache_kernels.triton.backend import TritonBackend
@@ -83,26 +84,29 @@ def test_what_was_tuned_goes_before_the_default(
     assert choose(OTHER) == default(OTHER)
 
 
+@pytest.mark.parametrize("storage", [None, *LIMITS], ids=str)
 @pytest.mark.parametrize("phase", Phase)
 def test_the_workloads_run_the_phase_they_are_for_with_the_given_configuration(
-    phase: Phase,
+    phase: Phase, storage: torch.dtype | None
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     workload = Workload(rows=20, length=100, chunk=80)
     asked = set()
 
     def table(case: Case) -> Config:
-        asked.add(case.phase)
+        asked.add((case.phase, case.dtype))
         standard = default(case)
         return Config(standard.bm, 16, 4, 2) if case.phase is phase else standard
 
     backend = TritonBackend(table)
     layer = Layer(backend, Heads(2, 1, 16), workload.blocks, device, torch.float32)
+    if storage is not None:
+        layer.cache = layer.quantised_cache(storage)
     step = workload.layout(phase)
     query = layer.queries(len(step.slot_mapping))
     way = workload.recorded if phase in RECORDED else workload.call
     out = way(layer, backend, query, step)()
-    assert phase in asked
+    assert (phase, str(storage or torch.float32)) in asked
     assert isinstance(out, torch.Tensor)
     cache = type(layer.cache)(*(tensor.cpu() for tensor in layer.cache.tensors))
     expected = reference_attention(query.cpu(), cache, step, layer.spec)

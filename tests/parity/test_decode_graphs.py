@@ -75,6 +75,17 @@ def test_a_pass_that_waits_for_the_gpu_runs_without(llama, caplog, monkeypatch):
     assert recorder.recorded == 0
 
 
+def test_memory_that_is_short_is_not_taken_for_a_pass_that_cannot_be_recorded(llama, monkeypatch):
+    @contextmanager
+    def short(device):
+        raise torch.OutOfMemoryError
+        yield
+
+    monkeypatch.setattr(graphs, "forbidden_waiting", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        llama.engine(backend="triton", max_running=1, record=Recorder())
+
+
 @pytest.mark.parametrize(
     ("largest", "sizes"),
     [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (17, [1, 2, 4, 8, 16, 24])],

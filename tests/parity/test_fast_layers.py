@@ -10,7 +10,7 @@ import torch
 from ragcache_kernels import get_backend
 from ragcache_kernels.torch_backend import TorchBackend
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.model import fingerprint
@@ -129,6 +129,45 @@ def test_a_layer_that_gives_something_else_is_left_alone(make_pair, monkeypatch,
     with caplog.at_level(logging.WARNING):
         pair = make_pair("llama")
     assert caplog.messages == 2 * ["LlamaDecoderLayer does not run fused: its results would differ"]
+    check(pair, 0)
+
+
+def rename(name, new_name):
+    """Call a part of the layers, or of their parts, something else."""
+
+    def alter(model):
+        for module in list(model.modules()):
+            if name in module._modules:
+                setattr(module, new_name, module._modules.pop(name))
+
+    return alter
+
+
+def mlp_forward(self, x):
+    return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+def layer_forward(self, hidden_states, **options):
+    update, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
+    hidden_states = hidden_states + update
+    return hidden_states + self.mlp(self.mlp_layernorm(hidden_states))
+
+
+@pytest.mark.parametrize(
+    ("module", "forward", "name", "new_name"),
+    [
+        (LlamaMLP, mlp_forward, "act_fn", "activation"),
+        (LlamaDecoderLayer, layer_forward, "post_attention_layernorm", "mlp_layernorm"),
+    ],
+)
+def test_a_layer_whose_parts_have_other_names_is_left_alone(
+    make_pair, monkeypatch, caplog, module, forward, name, new_name
+):
+    monkeypatch.setattr(module, "forward", forward)
+    with caplog.at_level(logging.WARNING):
+        pair = make_pair("llama", alter=rename(name, new_name))
+    assert len(caplog.messages) == 2
+    assert all("does not run fused: " in line and name in line for line in caplog.messages)
     check(pair, 0)
 
 

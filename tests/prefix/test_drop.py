@@ -55,7 +55,7 @@ def test_running_requests_keep_their_blocks_but_publish_no_more(cache):
     cache.run("a", tokens)
     assert cache.drop(cache.tenant) == 2
     assert cache.table("a") == [0, 1, 2]
-    assert cache.names("a") == []
+    assert cache.published() == []
     tokens += [1, 1]
     assert cache.grow("a", 12)
     cache.commit("a", 12)

@@ -22,10 +22,11 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from mirror import Mirror
 from naive_host import NaiveHost, Prefix, Slots, run
 
 from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name, owner_name
+from ragcache.prefix.names import block_names, namespace_name, owner_name
 from ragcache.prefix.rows import Plan
 
 BLOCKS, SIZE = 12, 2
@@ -66,6 +67,7 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, host_blocks: int, min_swap: int) -> None:
         self.now = 0.0
+        self.mirror = Mirror()
         self.cache = PrefixCache(
             BLOCKS,
             SIZE,
@@ -73,6 +75,7 @@ class Lives(RuleBasedStateMachine):
             clock=lambda: self.now,
             host_blocks=host_blocks,
             min_swap=min_swap,
+            sink=self.mirror,
         )
         self.host = NaiveHost(self.cache.host, host_blocks, min_swap)
         self.leaving: list[list[int]] = []  # tables of the released that are still swapped in for
@@ -425,6 +428,14 @@ class Lives(RuleBasedStateMachine):
         assert counts.held == len(held)
         assert counts.cached == len(set(self.host.published.values()) - held)
         assert counts.total == self.host.num_blocks
+
+    @invariant()
+    def what_is_told_is_what_can_be_found(self) -> None:
+        places = dict.fromkeys(self.published, False) | dict.fromkeys(self.host.published, True)
+        assert self.mirror.on_host == {
+            block_names(namespace, tokens, SIZE)[-1]: on_host
+            for (namespace, tokens), on_host in places.items()
+        }
 
     def teardown(self) -> None:
         for request_id in self.running:

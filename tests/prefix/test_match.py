@@ -105,32 +105,9 @@ def test_without_sharing_everything_works_and_nothing_is_found(make_cache):
     cache = make_cache(share=False)
     tokens = list(range(9))
     cache.run("a", tokens)
-    assert cache.names("a") == []
+    assert cache.published() == []
     cache.fork("a", "b", tokens.copy())
     cache.release("a")
     cache.release("b")
     assert cache.hit(tokens) == 0
     assert (cache.counts().free, cache.counts().cached) == (10, 0)
-
-
-def test_names_are_of_the_published_blocks_and_equal_for_equal_prefixes(make_cache):
-    one, other = make_cache(), make_cache()
-    one.serve([7] * 9)
-    one.run("a", list(range(11)))
-    other.run("a", list(range(8)))
-    assert one.names("a") == other.names("a")
-    assert len(one.names("a")) == 2
-    one.run("b", [*range(4), 9, 9, 9, 9])
-    assert one.names("b")[0] == one.names("a")[0]
-    assert one.names("b")[1] != one.names("a")[1]
-    one.run("c", list(range(8)), namespace_name(owner_name("other")))
-    assert not set(one.names("c")) & set(one.names("a"))
-
-
-def test_a_reused_block_gets_a_new_name(make_cache):
-    cache = make_cache(num_blocks=2)
-    cache.run("a", [1] * 8)
-    old = cache.names("a")
-    cache.release("a")
-    cache.run("b", [2] * 8)
-    assert not set(cache.names("b")) & set(old)

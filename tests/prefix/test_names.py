@@ -19,13 +19,9 @@ from ragcache.prefix.names import (
 )
 
 PRINT_NAMES = """
-from ragcache.prefix.cache import PrefixCache
-from ragcache.prefix.names import namespace_name, owner_name
-cache = PrefixCache(4, 4)
-tokens = list(range(12))
-cache.admit("r", cache.plan(tokens, namespace_name(owner_name("model", "tenant"))))
-cache.commit("r", len(tokens))
-print(*(name.hex() for name in cache.names("r")))
+from ragcache.prefix.names import block_names, namespace_name, owner_name
+names = block_names(namespace_name(owner_name("model", "tenant"), "salt"), range(14), 4)
+print(*(name.hex() for name in names))
 """
 
 

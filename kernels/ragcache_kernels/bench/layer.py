@@ -68,8 +68,12 @@ class Layer:
 
     def quantised(self, query: Tensor, step: StepLayout, dtype: torch.dtype) -> Call:
         """The same step over a cache that was quantised."""
+        return self._attend(query, self.quantised_cache(dtype), step)
+
+    def quantised_cache(self, dtype: torch.dtype) -> LayerCache:
+        """The cache, quantised."""
         rows, scales = zip(*(quantise(each, dtype) for each in self.cache.tensors), strict=True)
-        return self._attend(query, LayerCache(*rows, *scales), step)
+        return LayerCache(*rows, *scales)
 
     def _attend(self, query: Tensor, cache: LayerCache, step: StepLayout) -> Call:
         plan = self.backend.plan(step, self.device)

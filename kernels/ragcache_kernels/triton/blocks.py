@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ragcache_kernels.transfer import upload
 
 CHUNK = 1024  # elements of a program
 
@@ -77,7 +80,7 @@ def _launch(caches: Sequence[Tensor], ids: Sequence[int], staging: Tensor, *, ga
     count, layers, elements = staging.shape
     move_blocks[(count, triton.cdiv(elements, CHUNK), layers)](
         _on_device(tuple(cache.data_ptr() for cache in caches), staging.device),
-        _upload(ids, staging.device),
+        upload(np.array(ids, dtype=np.int64), staging.device),
         staging,
         layers,
         elements,
@@ -90,12 +93,6 @@ def _launch(caches: Sequence[Tensor], ids: Sequence[int], staging: Tensor, *, ga
 def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
     """A pool stays where it is, so its addresses are sent once."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)
-
-
-def _upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """These on the device; from pinned memory, or the host would wait for the device."""
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return pinned.to(device, non_blocking=True)
 
 
 def _unit(cache: Tensor) -> torch.dtype:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ragcache_kernels.interface import StepLayout
 from ragcache_kernels.planner import SharingCost, shared_runs
+from ragcache_kernels.ranges import ranges
 from ragcache_kernels.triton.configs import NARROW_ROWS
 
 Ints = NDArray[np.int32]
@@ -73,7 +74,7 @@ def plan_tiles(
     tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])
     base = np.cumsum(np.concatenate([[0], narrow[:, 1], wide[:, 1]]))
     narrow[:, 6], wide[:, 6] = np.split(base[:-1], [len(narrow)])
-    partial_tokens = tokens[_ranges(*np.concatenate([narrow, wide])[:, :2].T)]
+    partial_tokens = tokens[ranges(*np.concatenate([narrow, wide])[:, :2].T)]
     counts = np.bincount(partial_tokens, minlength=num_tokens)
     return Tiles(
         narrow=narrow,
@@ -123,19 +124,13 @@ def _cut(rectangles: Ints, queries: int, split: int, most: int, window: int | No
 
 def _counts(parts: Ints) -> Ints:
     """0 … n − 1 for each n in a row: `[2, 3]` gives `[0, 1, 0, 1, 2]`."""
-    return _ranges(np.zeros_like(parts), parts)
-
-
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """`start … start + count − 1` for each pair in a row."""
-    shift = starts - (counts.cumsum() - counts)
-    return _ints(np.repeat(shift, counts) + np.arange(counts.sum()))
+    return ranges(np.zeros_like(parts), parts)
 
 
 def _positions(cu_q: Ints, kv_len: Ints, num_tokens: int) -> Ints:
     positions = np.zeros(num_tokens, dtype=np.int32)
     q_len = np.diff(cu_q)
-    positions[: cu_q[-1]] = _ranges(kv_len - q_len, q_len)
+    positions[: cu_q[-1]] = ranges(kv_len - q_len, q_len)
     return positions
 
 

@@ -23,12 +23,19 @@ from triton.errors import TritonError
 from ragcache_kernels.bench.clock import Call, Clock
 from ragcache_kernels.bench.layer import BLOCK_SIZE, Heads, Layer, blocks_for, layout
 from ragcache_kernels.interface import StepLayout
+from ragcache_kernels.quantise import FLOAT8_CAPABILITY, LIMITS, quantised_dtypes
 from ragcache_kernels.triton.attention import attend_tiles
 from ragcache_kernels.triton.backend import Gpu, TritonBackend
 from ragcache_kernels.triton.configs import TUNED, Case, Config, Phase, default, read_table
 
 GAIN = 1.03  # what is faster by less may be chance
 KV_HEADS = 8
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 RECORDED = (Phase.NARROW_RECORDED, Phase.WIDE_RECORDED)
 
 
@@ -150,7 +157,10 @@ class Timer:
         standard, workload = TritonBackend(default), self._workload
         heads = Heads(KV_HEADS * case.group, KV_HEADS, case.dim)
         dtype = getattr(torch, case.dtype.removeprefix("torch."))
-        layer = Layer(standard, heads, workload.blocks, self._clock.device, dtype)
+        plain = torch.bfloat16 if dtype in LIMITS else dtype
+        layer = Layer(standard, heads, workload.blocks, self._clock.device, plain)
+        if dtype in LIMITS:
+            layer.cache = layer.quantised_cache(dtype)
         step = workload.layout(case.phase)
         query = layer.queries(len(step.slot_mapping))
         way = workload.recorded if case.phase in RECORDED else workload.call
@@ -174,10 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("tuning measures a GPU, and torch finds no CUDA device here")
     device = torch.device("cuda")
     timer, arch = Timer(device, options.rounds), Gpu.of(device).arch
+    if "fp8" in options.dtypes and torch.float8_e4m3fn not in quantised_dtypes(device):
+        sys.exit(f"fp8 takes a GPU of compute capability {FLOAT8_CAPABILITY} or later")
     known = read_table(options.output) if options.output.exists() else {}
     kinds = product(options.dims, options.groups, options.dtypes, options.phases)
     for dim, group, dtype, phase in kinds:
-        case = Case(arch, dim, group, f"torch.{dtype}", Phase(phase))
+        case = Case(arch, dim, group, str(DTYPES[dtype]), Phase(phase))
         print(*case, flush=True)
         known = merged(known, {case: search(case, timer.compare)})
         write_table(options.output, known)
@@ -190,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         "--groups", type=int, nargs="+", default=[1, 4, 8], help="query heads of a KV head"
     )
     parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16"], choices=["bfloat16", "float16"], help="of KV"
+        "--dtypes", nargs="+", default=["bfloat16"], choices=list(DTYPES), help="of KV"
     )
     parser.add_argument(
         "--phases", nargs="+", default=list(Phase), choices=list(Phase), help="kinds of launches"
