@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
+from ragcache.types.stats import EngineStats as EngineStats
+from ragcache.types.stats import HostStats as HostStats
+from ragcache.types.stats import HotPrefix as HotPrefix
+from ragcache.types.stats import PoolCounts as PoolCounts
+
 
 class FinishReason(StrEnum):
     """Why one choice ended; every choice ends exactly once."""
@@ -183,79 +188,6 @@ class Failed:
 
 
 EngineEvent = Admitted | Prefilled | Token | Finished | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
-    """KV blocks by state; free + cached + held = total."""
-
-    free: int
-    cached: int
-    held: int
-
-    @property
-    def total(self) -> int:
-        """All physical blocks of the pool."""
-        return self.free + self.cached + self.held
-
-
-@dataclass(frozen=True, slots=True)
-class HostStats:
-    """A snapshot of the host tier: its blocks by state, counters since its start.
-
-    `hit_tokens` are those of the engine's hit tokens whose KV was swapped in. `evictions` are
-    blocks that were forgotten.
-    """
-
-    pool: PoolCounts
-    hit_tokens: int
-    evictions: int
-    swapped_out: int  # blocks
-    swapped_in: int
-
-
-@dataclass(frozen=True, slots=True)
-class HotPrefix:
-    """A prefix that prompts share: a branch of the prefix tree, down to its last block.
-
-    `name` is that of its last block, `parent` that of the branch which it goes on from, None for
-    a branch from a root. `hits` counts the prompts that read all of its `tokens` since they were
-    cached; `hit_tokens` the tokens that any prompt read from its own blocks, without its parents',
-    so these add up. `published_at` and `kept_until` (None: not retained) belong to its last block,
-    on time.monotonic.
-    """
-
-    name: bytes
-    parent: bytes | None
-    tokens: int
-    hits: int
-    hit_tokens: int
-    published_at: float
-    kept_until: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the engine: requests by state, blocks by state, counters since its start.
-
-    Every prompt token is counted once, at admission, in `query_tokens`, and there in
-    `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
-    through the model, those of a request resumed after preemption again. `pool` and `evictions`
-    are the device's. `prefill_rate` is the most tokens that have been computed in a second.
-    """
-
-    running: int
-    waiting: int
-    pool: PoolCounts
-    block_size: int
-    query_tokens: int
-    hit_tokens: int
-    evictions: int
-    preemptions: int
-    computed_tokens: int
-    prefill_rate: float = 0.0  # 0 before the first step
-    retained: int = 0  # blocks, held or cached, that a breakpoint keeps
-    host: HostStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
