@@ -3,7 +3,7 @@
     python kernels/check_gpu.py --output DIR
 
 Writes DIR/results.json, anew after every part, and DIR/results.svg; exits with 1 if a kernel gave
-a wrong result. Needs torch and triton, and for the step of a whole model what ragcache needs.
+a wrong result. Needs torch and triton, and for swaps and steps of whole models what ragcache needs.
 Without CUDA it runs with tiny sizes on the CPU, whose times say nothing of a GPU.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.append(str(Path(__file__).parents[1]))  # where ragcache lies, if it is not installed
 
@@ -36,11 +36,13 @@ from ragcache_kernels.bench.cases import (
     shared_case,
 )
 from ragcache_kernels.bench.chart import chart
-from ragcache_kernels.bench.checks import Check, checks
+from ragcache_kernels.bench.checks import checks
 from ragcache_kernels.bench.clock import Ceilings, Clock
 from ragcache_kernels.bench.goals import GOALS
 from ragcache_kernels.bench.layer import Heads, Layer, blocks_for
+from ragcache_kernels.bench.moves_check import CopiesCheck, MasksCheck
 from ragcache_kernels.bench.ops_check import OpsCheck
+from ragcache_kernels.interface import AttentionBackend
 from ragcache_kernels.quantise import quantised_dtypes
 
 # Seconds after which nothing of a part is begun any more.
@@ -56,6 +58,7 @@ class Sizes:
     length: int
     own: int  # tokens behind a shared prefix
     chunk: int
+    swapped: int  # blocks; more than fit into the staging
     sharing: int  # sequences whose least shared length that pays is looked for
     model: dict[str, int]  # what differs from the 8B model
     rounds: int
@@ -68,17 +71,29 @@ class Sizes:
         return max(decoding, sharing, blocks_for(self.length + self.chunk))
 
 
-FULL = Sizes(Heads(32, 8, 128), 64, 8192, 256, 2048, 16, {}, 20)
+FULL = Sizes(Heads(32, 8, 128), 64, 8192, 256, 2048, 1200, 16, {}, 20)
 TINY = Sizes(
     Heads(4, 2, 16),
     4,
     256,
     32,
     64,
+    9,
     4,
     {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     2,
 )
+
+
+class AnyCheck(Protocol):
+    """Something that is right or wrong on the device."""
+
+    @property
+    def name(self) -> str:
+        """What is checked."""
+
+    def error(self, backend: AttentionBackend[Any], device: torch.device) -> float:
+        """How far it is off, as a multiple of what rounding excuses."""
 
 
 class Script:
@@ -108,9 +123,11 @@ class Script:
     def run(self) -> bool:
         """Everything; False where a result was wrong, or something failed."""
         recorded, storages = self.backend.name == "triton", quantised_dtypes(self.device)
-        every: list[Check | OpsCheck] = [*checks(self.dtype, storages, recorded=recorded)]
-        for check in [*every, OpsCheck(self.dtype)]:
+        every: list[AnyCheck] = [*checks(self.dtype, storages, recorded=recorded)]
+        every += [OpsCheck(self.dtype), CopiesCheck(self.dtype), CopiesCheck(torch.int8)]
+        for check in [*every, MasksCheck()]:
             self._part(check.name, CHECKS_END, partial(self._check, check))
+        self._part("what surrounds the kernels in a step", CHECKS_END, self._check_steps)
         self.ceilings = Ceilings.measure(self.clock, self.dtype, self.sizes.rounds)
         self.results["copy_bytes_per_second"] = self.ceilings.bytes_per_second
         self.results["product_flops_per_second"] = self.ceilings.flops_per_second
@@ -135,7 +152,15 @@ class Script:
             self._keep("failed", {"name": name, "error": traceback.format_exc()})
             self._say(f"{name}: FAILED, {error!r}")
 
-    def _check(self, check: Check | OpsCheck) -> None:
+    def _check_steps(self) -> None:
+        from ragcache.bench.step_checks import ReplayCheck, SwapsCheck
+
+        for dtype in (self.dtype, torch.int8):
+            self._check(SwapsCheck(dtype, self.sizes.swapped))
+        if self.backend.name == "triton":
+            self._check(ReplayCheck(self.dtype))
+
+    def _check(self, check: AnyCheck) -> None:
         error = check.error(self.backend, self.device)
         self._keep("checks", {"name": check.name, "error": error, "right": error <= 1})
         self._say(f"{check.name}: {error:.2f} of the error that rounding excuses")

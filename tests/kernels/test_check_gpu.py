@@ -12,10 +12,16 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from ragcache_kernels import get_backend
-from ragcache_kernels.bench import checks
+from ragcache_kernels.bench import checks, moves_check
 from ragcache_kernels.bench.goals import GOALS
+from ragcache_kernels.bench.moves_check import CopiesCheck, MasksCheck
 from ragcache_kernels.bench.ops_check import OpsCheck
 from ragcache_kernels.torch_layer_ops import TorchLayerOps
+
+from ragcache.bench import step_checks
+from ragcache.bench.step_checks import ReplayCheck, SwapsCheck
+from ragcache.engine.graphs import DecodeGraphs
+from ragcache.engine.host_pool import PlainHostPool
 
 SCRIPT = Path(__file__).parents[2] / "kernels/check_gpu.py"
 
@@ -90,6 +96,52 @@ def test_the_gpu_kernels_pass_the_check(
 def test_the_steps_beside_attention_pass_the_check(name: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert OpsCheck(torch.float32).error(get_backend(name), device) <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize(
+    "check", [CopiesCheck(torch.int8), MasksCheck(), SwapsCheck(torch.int8, 9)]
+)
+def test_what_moves_passes_the_check(
+    monkeypatch: pytest.MonkeyPatch, name: str, check: Any
+) -> None:
+    monkeypatch.setattr(moves_check, "BLOCK", (4, 2, 16))  # the interpreter is slow
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert check.error(get_backend(name), device) == 0
+
+
+def test_blocks_in_wrong_places_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, device = get_backend("torch"), torch.device("cpu")
+    monkeypatch.setattr(type(backend), "copy_blocks", lambda self, caches, pairs: None)
+    assert CopiesCheck(torch.float32).error(backend, device) > 1
+    monkeypatch.setattr(PlainHostPool, "swap_in", lambda self, pairs: None)
+    assert SwapsCheck(torch.float32, 9).error(backend, device) > 1
+
+
+def test_a_mask_that_forbids_too_little_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves_check, "apply_masks", lambda logits, rows, bits: None)
+    assert MasksCheck().error(get_backend("torch"), torch.device("cpu")) > 1
+
+
+def test_recorded_steps_pass_the_check_and_wrong_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    check, backend = ReplayCheck(dtype), get_backend("triton")
+    monkeypatch.setattr(step_checks, "PROMPTS", (3, 17))  # the interpreter is slow
+    monkeypatch.setattr(step_checks, "DECODES", 2)
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    monkeypatch.setattr(step_checks, "SHAPE", step_checks.SHAPE | small)
+    assert check.error(backend, device) <= 1
+    run = DecodeGraphs.run
+
+    def shifted(self: DecodeGraphs, batch: Any) -> Any:
+        logits = run(self, batch)
+        return None if logits is None else logits * 1.1
+
+    monkeypatch.setattr(DecodeGraphs, "run", shifted)
+    assert check.error(backend, device) > 1
 
 
 @pytest.mark.parametrize("operation", ["rms_norm", "add_rms_norm", "gated"])
