@@ -21,13 +21,15 @@ CASES = [
     (90, "torch.bfloat16"),
     (80, "torch.int8"),
     (90, "torch.int8"),
-    (90, "torch.float8_e4m3fn"),  # which sm_80 does not have
+    (89, "torch.float8_e4m3fn"),  # which sm_80 does not have
+    (90, "torch.float8_e4m3fn"),
 ]
 # Bytes and registers with which three blocks of narrow tiles, or one of wide ones, fit on a
 # processor at once, which is what hides the memory: 128 and 256 threads, of 64k registers. Keys of
 # eight bits take registers in which to widen them, so two blocks of narrow tiles.
 SHARED_OF = {
     80: {"narrow": 43 * 1024, "wide": 70 * 1024, "narrow8": 27 * 1024, "wide8": 70 * 1024},
+    89: {"narrow8": 27 * 1024, "wide8": 70 * 1024},
     90: {"narrow": 43 * 1024, "wide": 99 * 1024, "narrow8": 27 * 1024, "wide8": 70 * 1024},
 }
 REGISTERS = {
