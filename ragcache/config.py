@@ -12,7 +12,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, PositiveInt, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -71,6 +78,15 @@ class ServeSettings(BaseSettings):
     max_batch_tokens: PositiveInt = Field(512, description="tokens computed in one step")
     max_running: PositiveInt = Field(32, description="choices computed at the same time")
     max_queue: PositiveInt = Field(128, description="requests that may wait; beyond: 429")
+    max_requests_per_tenant: PositiveInt | None = Field(
+        None, description="of one API key or tenant, running and waiting; beyond: 429"
+    )
+    queue_timeout: PositiveFloat = Field(
+        60, description="seconds that a request may wait before it begins; then: 503"
+    )
+    request_timeout: PositiveFloat = Field(
+        600, description="seconds that a request may take in all; then: 504, or an error event"
+    )
     max_body_size: ByteSize = Field(
         ByteSize(64 * 2**20), description="largest request body; beyond: 413"
     )

@@ -7,6 +7,7 @@ a socket, so an agent can move between the two without noticing.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -48,7 +49,9 @@ class EmbeddedGateway:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from ragcache.loading import load_serving
 
-        return cls(load_serving(ServeSettings(model=model, **options)))
+        # A program that asks itself for much may well wait for it.
+        patient = {"queue_timeout": math.inf, "request_timeout": math.inf}
+        return cls(load_serving(ServeSettings(model=model, **{**patient, **options})))
 
     @property
     def fingerprint(self) -> str:

@@ -9,9 +9,13 @@ RagcacheError
     ├── Unauthorized             401
     ├── NotFound                 404
     │   └── ModelNotFound
-    ├── Overloaded               429, the queue is full
+    ├── SlowReader               408, the client is too far behind its stream
+    ├── Overloaded               429, the queue is full, or the tenant's share of it
     ├── GenerationFailed         500, the model could not answer this one
+    ├── QueueTimeout             503, waited too long to begin
+    ├── RequestTimeout           504, ran too long
     └── EngineUnavailable        503, still loading, or the engine has stopped
+        └── ShuttingDown
 """
 
 from __future__ import annotations
@@ -34,18 +38,29 @@ class UnsupportedModel(ConfigError):
 class RequestError(RagcacheError):
     """A request that fails; `param` names the field, `code` is machine-readable.
 
-    `retry_after`, in seconds, is set where the same request may succeed later.
+    `retry_after`, in seconds, is set where the same request may succeed later. A `final` error is
+    one that would only come again, though its status makes clients retry.
     """
 
     status: ClassVar[int] = 500
     default_code: ClassVar[str | None] = None
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
+    final: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
+        if retry_after is not None:
+            self.retry_after = retry_after
 
 
 class InvalidRequest(RequestError):
@@ -79,8 +94,16 @@ class ModelNotFound(NotFound):
     default_code = "model_not_found"
 
 
+class SlowReader(RequestError):
+    """The client reads its stream so slowly that too much of it has piled up."""
+
+    status = 408
+    default_code = "slow_reader"
+    final = True
+
+
 class Overloaded(RequestError):
-    """The queue is full."""
+    """The queue is full, or a tenant has as many requests under way as it may have."""
 
     status = 429
     default_code = "rate_limit_exceeded"
@@ -93,9 +116,31 @@ class GenerationFailed(RequestError):
     default_code = "generation_failed"
 
 
+class QueueTimeout(RequestError):
+    """The request waited in the queue for too long, and was never begun."""
+
+    status = 503
+    default_code = "queue_timeout"
+    retry_after = 5
+
+
+class RequestTimeout(RequestError):
+    """The request was begun, and took too long."""
+
+    status = 504
+    default_code = "request_timeout"
+    final = True
+
+
 class EngineUnavailable(RequestError):
     """The model is still loading, or the engine thread has stopped."""
 
     status = 503
     default_code = "engine_unavailable"
     retry_after = 5
+
+
+class ShuttingDown(EngineUnavailable):
+    """The server has been told to stop; another one may take over."""
+
+    default_code = "shutting_down"

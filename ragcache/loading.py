@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragcache.config import ServeSettings
 from ragcache.engine.assembly import build_runner, max_model_len
-from ragcache.engine.bridge import EngineClient, Mailboxes
+from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
     ModelSource,
@@ -188,7 +188,13 @@ def start_engine(
     mailboxes = Mailboxes()
     engine = Engine(runner, scheduler, mailboxes)
     engine.start()
-    return EngineClient(engine, mailboxes, settings.max_running + settings.max_queue)
+    limits = Limits(
+        max_requests=settings.max_running + settings.max_queue,
+        max_tenant_requests=settings.max_requests_per_tenant,
+        queue_timeout=settings.queue_timeout,
+        request_timeout=settings.request_timeout,
+    )
+    return EngineClient(engine, mailboxes, limits)
 
 
 def _describe(loaded: Loaded, source: ModelSource, settings: ServeSettings) -> ServedModel:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -25,6 +27,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache checks itself
+STOP_WITHIN = 10.0  # seconds that the last step may take before it is left to itself
 
 
 class EventSink(Protocol):
@@ -60,7 +63,7 @@ class Engine:
         self._pace = Pace()
         self._stopping = False
         self.failure: EngineUnavailable | None = None
-        self.progressed_at = time.monotonic()  # of the last step or command
+        self._busy_since: float | None = None  # the last step, or the end of idleness; None: idle
         self.stats = self._snapshot()
         self._thread = threading.Thread(target=self._main, name="ragcache-engine", daemon=True)
 
@@ -71,7 +74,20 @@ class Engine:
     def stop(self) -> None:
         """End the thread after the step that runs; unfinished requests fail."""
         self._inbox.put(self._stop)
-        self._thread.join()
+        self._thread.join(STOP_WITHIN)
+        if self._thread.is_alive():
+            log.error("the engine thread hangs and is abandoned at:\n%s", self.stack())
+
+    @property
+    def stalled(self) -> float:
+        """Seconds since the last step while there was work to do; 0 when idle or at its end."""
+        since = self._busy_since
+        return 0.0 if since is None or self.failure else time.monotonic() - since
+
+    def stack(self) -> str:
+        """What the thread is doing, as a traceback shows it."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else "no thread"
 
     def fail(self, reason: str) -> None:
         """End the thread with an error, because its runner can run no more."""
@@ -120,6 +136,7 @@ class Engine:
             log.exception("the engine thread died")
             error = EngineUnavailable("the engine has failed; the server's log tells why")
         self.failure = error
+        self.stats = self.stats.ended()
         try:
             self._sink.fail(error)
             self._fail_replies(error)
@@ -134,17 +151,15 @@ class Engine:
 
     def _wait(self) -> None:
         """Block until there is a command, using a quiet moment to check the accounting."""
+        self._busy_since = None
         try:
             command = self._inbox.get(timeout=IDLE_CHECK_AFTER)
         except queue.Empty:
             self._check()
             command = self._inbox.get()
+        self._busy_since = time.monotonic()
         command()
-        self._show_progress()  # before the first step: it may be a long one, or hang
-
-    def _show_progress(self) -> None:
-        self.progressed_at = time.monotonic()
-        self.stats = self._snapshot()
+        self.stats = self._snapshot()  # before the first step: it may be a long one, or hang
 
     def _check(self) -> None:
         try:
@@ -153,7 +168,7 @@ class Engine:
             log.exception("the accounting of KV blocks is wrong; please report this")
 
     def _flush(self) -> None:
-        self._show_progress()
+        self.stats = self._snapshot()
         events = self._answers.take_events()
         if events:
             self._sink.deliver(events)
@@ -193,6 +208,7 @@ class Engine:
             return
         self._pace.begin()
         logits = self._runner.run(self._batches.build(chunks))
+        self._busy_since = time.monotonic()
         self._cache.copies_done()
         self._advance(chunks)
         if layout := self._batches.prepare(chunks):  # a GPU is still at work

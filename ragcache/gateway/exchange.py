@@ -9,12 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ragcache.errors import SlowReader
 from ragcache.gateway.meter import GenerationMeter, RequestMeter
 from ragcache.types import Delta, Explanation, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
     from ragcache.serving.generation import Generation
+
+BEHIND = 4096  # deltas that a client may be behind
+BATCH = 256  # deltas that are written at once, some tens of KiB: what a write waits for is bounded
 
 
 @asynccontextmanager
@@ -26,10 +30,9 @@ async def exchange(
     Raises RequestError, before anything can be streamed, when one of them is refused.
     """
     async with AsyncExitStack() as stack:
-        generations = []
-        for request in requests:
-            generations.append(await serving.start(request))
-            stack.push_async_callback(generations[-1].aclose)
+        generations = await serving.start_all(requests)
+        for generation in generations:
+            stack.push_async_callback(generation.aclose)
         block_size = serving.stats().block_size
         meters = [GenerationMeter(meter, block_size, request.tenant) for request in requests]
         merged = Exchange(generations, meters, requests[0].sampling.n)
@@ -45,7 +48,7 @@ class Exchange:
     ) -> None:
         self.choices = n * len(generations)
         self._generations = generations
-        # Bounded by the length of the generations, so a slow reader never holds up the engine.
+        # A slow reader never holds up the engine; it only loses its own generations, beyond BEHIND.
         self._arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
         self._pumps = [
             asyncio.create_task(self._pump(generation, meter, i * n))
@@ -109,7 +112,7 @@ class Exchange:
                 arrived = [await self._arrived.get()]
         except TimeoutError:
             return []
-        while not self._arrived.empty():
+        while not self._arrived.empty() and len(arrived) < BATCH:
             arrived.append(self._arrived.get_nowait())
         return arrived
 
@@ -117,9 +120,12 @@ class Exchange:
         try:
             async for delta in generation:
                 meter.delta(delta, generation)
+                if self._arrived.qsize() >= BEHIND:
+                    raise SlowReader(f"the client is {BEHIND} pieces of the answer behind")
                 self._arrived.put_nowait(replace(delta, index=offset + delta.index))
             self._arrived.put_nowait(None)
         except Exception as error:
             self._arrived.put_nowait(error)
         finally:
+            await generation.aclose()  # its blocks are free before the reader hears of its end
             meter.ended(generation)

@@ -89,6 +89,9 @@ class Failure:
 
 
 def _retry(error: RequestError) -> dict[str, str]:
+    """When to come again; or not to, in the word that both APIs' own clients go by."""
+    if error.final:
+        return {"x-should-retry": "false"}
     return {} if error.retry_after is None else {hdrs.RETRY_AFTER: str(error.retry_after)}
 
 

@@ -6,19 +6,27 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ragcache.engine.bridge import EngineClient
 from ragcache.engine.constraint import Grammar
 from ragcache.engine.request import Request
-from ragcache.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, NotFound
+from ragcache.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    ShuttingDown,
+)
 from ragcache.prefix.explain import History
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.layout import TokenizedPrompt
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving.generation import Generation
+from ragcache.serving.places import Capacity, Place
 from ragcache.serving.prompted import Prompted
 from ragcache.types import (
     ChatPrompt,
@@ -67,6 +75,8 @@ class Serving:
         self._grammars = grammars
         self._compiling = ThreadPoolExecutor(2, "grammar")  # slow schemas hold up only each other
         self._history = History(client.engine.stats.block_size)
+        limits = client.limits
+        self._capacity = Capacity(limits.max_requests, limits.max_tenant_requests)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -92,10 +102,39 @@ class Serving:
         Raises:
             InvalidRequest: naming the field.
             ContextLengthExceeded: when the prompt leaves no room for one output token.
-            Overloaded: when the queue is full.
+            Overloaded: when the queue is full, or as much of it as the tenant may have.
+            QueueTimeout: when reading the prompt alone takes longer than a request may wait.
             EngineUnavailable: when the engine has stopped.
         """
-        self._client.require_room()  # before the work of tokenizing, not only after it
+        (generation,) = await self.start_all([request])
+        return generation
+
+    async def start_all(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Start several requests of one tenant, or none of them; raises what `start` does."""
+        # Their places are taken before the work of tokenizing: what is refused costs nothing.
+        places = self._capacity.take(requests[0].tenant, len(requests))
+        async with AsyncExitStack() as undo:
+            for place in places:
+                undo.callback(place.leave)
+            generations: list[Generation] = []
+            for request, place in zip(requests, places, strict=True):
+                generations.append(await self._start(request, place))
+                undo.push_async_callback(generations[-1].aclose)
+            undo.pop_all()
+        return generations
+
+    async def _start(self, request: GenerateRequest, place: Place) -> Generation:
+        arrival = asyncio.get_running_loop().time()
+        limits = self._client.limits
+        try:
+            async with asyncio.timeout_at(arrival + limits.queue_timeout):
+                prompted, engine_request = await self._read(request)
+        except TimeoutError:
+            raise limits.waited() from None
+        subscription = self._client.submit(engine_request, arrival, ended=place.leave)
+        return Generation(prompted, subscription, self._tokenizer)
+
+    async def _read(self, request: GenerateRequest) -> tuple[Prompted, Request]:
         namespace = namespace_name(self._owner(request.tenant), request.cache_salt)
         prompt = await self._encode(request, namespace)
         if not isinstance(request.prompt, tuple):  # ids are checked before they are read
@@ -105,7 +144,7 @@ class Serving:
         sampling = self._resolve(request.sampling, len(prompt.token_ids))
         grammar = await self._grammar(request)
         prompted = self._prompted(request, prompt, namespace)
-        engine_request = Request(
+        return prompted, Request(
             request.id,
             prompt.token_ids,
             sampling,
@@ -115,7 +154,6 @@ class Serving:
             breakpoints=prompted.retentions,
             cacheable=prompted.cacheable,
         )
-        return Generation(prompted, self._client.submit(engine_request), self._tokenizer)
 
     async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
         """The length of a rendered conversation; needs no room in the engine.
@@ -141,9 +179,16 @@ class Serving:
         engine = self._client.engine
         if engine.failure is not None:
             return engine.failure.message
-        idle = not (engine.stats.running or engine.stats.waiting)
-        stalled = time.monotonic() - engine.progressed_at
-        return None if idle or stalled < STALLED_AFTER else f"no step for {stalled:.0f} seconds"
+        return f"no step for {engine.stalled:.0f} seconds" if self.stuck else None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the engine has work to do and does not get on with it."""
+        return self._client.engine.stalled >= STALLED_AFTER
+
+    def engine_stack(self) -> str:
+        """What the engine's thread is doing."""
+        return self._client.engine.stack()
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine."""
@@ -165,6 +210,10 @@ class Serving:
         dropped = await self._client.drop(owner)
         self._history.forget(owner)
         return dropped
+
+    def interrupt(self) -> None:
+        """Fail the requests under way and those to come, because the server is to end."""
+        self._client.close(ShuttingDown("the server is shutting down"))
 
     def close(self) -> None:
         """Stop the engine; requests that still run fail."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,9 @@ class EngineStats:
     prefill_rate: float = 0.0  # 0 before the first step
     retained: int = 0  # blocks, held or cached, that a breakpoint keeps
     host: HostStats | None = None
+
+    def ended(self) -> EngineStats:
+        """What is left when the engine ends: its counters; nothing runs, waits or is cached."""
+        empty = PoolCounts(0, 0, 0)
+        host = self.host and replace(self.host, pool=empty)
+        return replace(self, running=0, waiting=0, pool=empty, retained=0, host=host)

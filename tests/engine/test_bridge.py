@@ -1,19 +1,26 @@
 """The engine thread as coroutines see it."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from ragcache.bench.hashing import HashRunner
-from ragcache.engine.bridge import EngineClient, Mailboxes
+from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
 from ragcache.engine.scheduler import Scheduler
-from ragcache.errors import EngineUnavailable, GenerationFailed, Overloaded
+from ragcache.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    QueueTimeout,
+    RequestTimeout,
+    ShuttingDown,
+)
 from ragcache.prefix.cache import PrefixCache
-from ragcache.types import Finished, FinishReason, SamplingParams, Token
+from ragcache.types import Admitted, Finished, FinishReason, SamplingParams, Token
 
 
 class SlowRunner(HashRunner):
@@ -21,12 +28,13 @@ class SlowRunner(HashRunner):
 
     fail_at = -1
     steps = 0
+    pause = 0.002  # seconds
 
     def run(self, batch):
         self.steps += 1
         if self.steps == self.fail_at:
             raise RuntimeError("the device is gone")
-        time.sleep(0.002)
+        time.sleep(self.pause)
         return super().run(batch)
 
 
@@ -41,7 +49,7 @@ def client(runner):
     mailboxes = Mailboxes()
     engine = Engine(runner, Scheduler(cache, max_batch_tokens=16, max_running=4), mailboxes)
     engine.start()
-    yield EngineClient(engine, mailboxes, max_requests=6)
+    yield EngineClient(engine, mailboxes, Limits(max_requests=6))
     engine.stop()
     assert runner.fail_at > 0 or cache.counts().held == 0
     cache.check()
@@ -85,12 +93,101 @@ async def test_closing_early_stops_the_generation(client, runner):
     assert client.engine.stats.pool.held == 0
 
 
-async def test_beyond_the_limit_requests_are_refused_and_later_ones_served(client):
-    open_ones = [client.submit(request(str(i), max_tokens=20)) for i in range(6)]
-    with pytest.raises(Overloaded):
-        client.submit(request("more"))
-    await asyncio.gather(*map(collect, open_ones))
-    assert await collect(client.submit(request("later")))
+@pytest.fixture
+def hang(runner):
+    """Lets the next step wait until the test has ended, or calls what it gets."""
+    go_on, run = threading.Event(), runner.run
+    runner.run = lambda batch: go_on.wait(60) and run(batch)
+    yield go_on.set
+    go_on.set()
+
+
+def limited(client, **seconds):
+    client.limits = Limits(max_requests=6, **seconds)
+
+
+async def test_what_waits_too_long_is_never_begun(client, runner):
+    limited(client, queue_timeout=0.1)
+    runner.pause = 0.02
+    busy = [client.submit(request(str(i), max_tokens=50, prompt=(i,) * 5)) for i in range(4)]
+    for subscription in busy:
+        await anext(aiter(subscription))
+    before = client.engine.stats.query_tokens
+    ended = []
+    late = client.submit(request("late"), ended=lambda: ended.append(True))
+    with pytest.raises(QueueTimeout, match=r"waited for 0\.1 s") as caught:
+        await collect(late)
+    assert caught.value.retry_after
+    assert ended
+    for subscription in busy:  # which run longer than anything may wait
+        assert not isinstance(await anext(aiter(subscription)), Exception)
+        subscription.close()
+    await idle(client)
+    assert client.engine.stats.query_tokens == before
+    assert len(client._mailboxes) == 0
+
+
+async def test_what_takes_too_long_ends_and_gives_its_blocks_back(client):
+    limited(client, request_timeout=0.1)
+    subscription = client.submit(request("a", max_tokens=100, n=2))
+    deliveries = aiter(subscription)
+    assert isinstance((await anext(deliveries))[0], Admitted)
+    with pytest.raises(RequestTimeout, match=r"longer than 0\.1 s"):
+        assert not [some async for some in deliveries if isinstance(some[-1], Finished)]
+    await idle(client)
+    assert client.engine.stats.pool.held == 0
+
+
+async def test_time_is_up_for_a_reader_that_does_not_read(client):
+    limited(client, request_timeout=0.05)
+    subscription = client.submit(request("a", max_tokens=240))
+    await idle(client)
+    assert client.engine.stats.pool.held == 0
+    with pytest.raises(RequestTimeout):
+        await collect(subscription)
+
+
+async def test_time_is_up_even_while_the_engine_hangs(client, hang):
+    limited(client, queue_timeout=0.05, request_timeout=0.1)
+    running = client.submit(request("a"))
+    await anext(aiter(running))
+    waiting = client.submit(request("b"))
+    with pytest.raises(QueueTimeout):
+        await collect(waiting)
+    with pytest.raises(RequestTimeout):
+        await collect(running)
+    hang()
+    limited(client)
+    assert await collect(client.submit(request("c")))
+
+
+async def test_what_ends_in_time_leaves_no_timer(client):
+    limited(client, queue_timeout=100, request_timeout=200)
+    subscription = client.submit(request("a"))
+    assert await collect(subscription)
+    assert subscription._timer.cancelled()
+
+
+async def test_all_requests_can_be_failed_even_while_the_engine_hangs(client, hang):
+    running = client.submit(request("a"))
+    client.close(ShuttingDown("the end"))
+    with pytest.raises(ShuttingDown, match="the end"):
+        await collect(running)
+    with pytest.raises(ShuttingDown):
+        client.submit(request("b"))
+
+
+async def test_an_engine_is_stalled_only_in_a_step_that_does_not_end(client, hang):
+    assert client.engine.stalled == 0
+    running = client.submit(request("a"))
+    while client.engine.stalled < 0.05:
+        await asyncio.sleep(0.01)
+    assert "go_on.wait(60)" in client.engine.stack()
+    hang()
+    await collect(running)
+    async with asyncio.timeout(10):
+        while client.engine.stalled:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_dead_engine_fails_every_request_and_only_the_log_tells_why(client, runner, caplog):
@@ -107,6 +204,9 @@ async def test_a_dead_engine_fails_every_request_and_only_the_log_tells_why(clie
         await client.drop(b"n")
     assert client.engine.failure is not None
     assert "the device is gone" in caplog.text
+    stats = client.engine.stats
+    assert (stats.running, stats.waiting, stats.pool.total) == (0, 0, 0)
+    assert stats.query_tokens == 15
 
 
 async def test_drop_forgets_at_once_even_while_requests_run(client):

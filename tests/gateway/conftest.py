@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -178,6 +178,9 @@ class FakeServing:
                     raise InvalidRequest("lone surrogate", param="messages")
         self.generations.append(FakeGeneration(self, request))
         return self.generations[-1]
+
+    async def start_all(self, requests: Sequence[GenerateRequest]) -> list[FakeGeneration]:
+        return [await self.start(request) for request in requests]
 
     async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
         return words(prompt)

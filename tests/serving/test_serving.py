@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ragcache.bench.hashing import HashRunner
 from ragcache.config import ServeSettings
-from ragcache.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from ragcache.errors import ContextLengthExceeded, InvalidRequest, Overloaded, QueueTimeout
 from ragcache.loading import start_engine
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.tokenize import TokenizerPool
@@ -224,6 +225,41 @@ async def test_more_requests_than_the_queue_holds_are_refused(serving):
     for generation in started:
         await generation.aclose()
     await answer(serving, request(name="later"))
+
+
+async def test_several_requests_start_together_or_not_at_all(serving):
+    started = [await serving.start(request(name=str(i), max_tokens=300)) for i in range(6)]
+    with pytest.raises(Overloaded):
+        await serving.start_all([request(name=f"more {i}") for i in range(3)])
+    foreign = request((1, VOCAB), name="foreign")
+    with pytest.raises(InvalidRequest, match="token ids"):
+        await serving.start_all([request(name="fine", max_tokens=300), foreign])
+    assert list(serving._client._mailboxes._open) == [generation.id for generation in started]
+    both = await serving.start_all([request(name=f"both {i}") for i in range(2)])
+    for generation in (*started, *both):
+        await generation.aclose()
+    with pytest.raises(InvalidRequest, match="9 prompts in one request"):
+        await serving.start_all([request(name=str(i)) for i in range(9)])
+
+
+async def test_a_place_is_left_at_the_end_not_when_the_answer_is_read(serving):
+    started = [await serving.start(request(name=str(i), max_tokens=1)) for i in range(8)]
+    deltas = [aiter(generation) for generation in started]
+    for each in deltas:
+        assert [delta async for delta in each]
+    assert len(await serving.start_all([request(name=f"later {i}") for i in range(8)])) == 8
+
+
+async def test_reading_a_prompt_counts_as_waiting(serving, tokenizer, monkeypatch):
+    async def slow(*args):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(tokenizer, "encode_text", slow)
+    client = serving._client
+    monkeypatch.setattr(client, "limits", replace(client.limits, queue_timeout=0.05))
+    with pytest.raises(QueueTimeout):
+        await serving.start(request())
+    assert len(await serving.start_all([request((1, 2), name=str(i)) for i in range(8)])) == 8
 
 
 async def test_an_engine_that_hangs_in_its_first_step_is_not_ready(serving, runner, monkeypatch):
