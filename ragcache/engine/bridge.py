@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from dataclasses import dataclass
 
 from ragcache.engine.answers import Events
@@ -113,16 +114,14 @@ class Subscription:
         self._ended = ended
         self._unfinished = request.sampling.n
         self._queued = True
-        limits = client.limits
-        self._timer = self.loop.call_at(arrival + limits.queue_timeout, self._expire)
+        self._timer = self._alarm(client.limits.queue_timeout)
 
     def take(self, delivery: Delivery) -> None:
         """Take what the engine says; called on the loop."""
         if self._queued and isinstance(delivery, list) and isinstance(delivery[0], Admitted):
             self._queued = False
             self._timer.cancel()
-            end = self._arrival + self._client.limits.request_timeout
-            self._timer = self.loop.call_at(end, self._expire)
+            self._timer = self._alarm(self._client.limits.request_timeout)
         self._inbox.put_nowait(delivery)
 
     async def __aiter__(self) -> AsyncIterator[list[EngineEvent]]:
@@ -149,6 +148,10 @@ class Subscription:
         if self._unfinished:
             self._unfinished = 0
             self._client.engine.abort(self.request.id)
+
+    def _alarm(self, seconds: float) -> asyncio.TimerHandle:
+        # In a context of its own: a loop keeps timers for long after they were cancelled.
+        return self.loop.call_at(self._arrival + seconds, self._expire, context=Context())
 
     def _expire(self) -> None:
         """Give the engine's blocks back at once, whenever the reader comes to hear of it."""
