@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -127,7 +128,9 @@ class Serving:
         arrival = asyncio.get_running_loop().time()
         limits = self._client.limits
         try:
-            async with asyncio.timeout_at(arrival + limits.queue_timeout):
+            async with asyncio.timeout(None) as limit:
+                # In a context of its own: a loop keeps timers for long after they were cancelled.
+                Context().run(limit.reschedule, arrival + limits.queue_timeout)
                 prompted, engine_request = await self._read(request)
         except TimeoutError:
             raise limits.waited() from None
