@@ -1,0 +1,193 @@
+"""The services, as far as their description tells without being started."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import ByteSize, TypeAdapter
+from shipped import (
+    COMPOSE,
+    GPU,
+    GRAFANA,
+    PROMETHEUS,
+    ROOT,
+    arguments,
+    interpolated,
+    parse_command,
+    read,
+    services,
+    variables,
+)
+
+NAMES = sorted(services())
+OURS = [name for name in NAMES if services()[name]["image"].startswith("ragcache-gateway:")]
+VARIABLES = {
+    "BIND",
+    "PORT",
+    "PROMETHEUS_PORT",
+    "GRAFANA_PORT",
+    "GRAFANA_PASSWORD",
+    "MEMORY",
+}
+
+
+def mounts(service: dict) -> list[list[str]]:
+    return [volume.split(":") for volume in service.get("volumes", ())]
+
+
+def has_profile(name: str, profile: str | None) -> bool:
+    profiles = services()[name].get("profiles")
+    return not profiles or profile in profiles
+
+
+@pytest.mark.parametrize("path", [COMPOSE, GPU], ids=lambda path: path.name)
+def test_it_is_what_the_compose_specification_allows(path):
+    command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema"]
+    run = subprocess.run([*command, "vendor.compose-spec", path], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+
+
+def test_it_starts_with_no_variable_set():
+    text = COMPOSE.read_text() + GPU.read_text()
+    assert set(re.findall(r"\$\{(\w+)", text)) == VARIABLES
+    assert "${" not in interpolated(text)
+
+
+def test_every_variable_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in VARIABLES if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_service_is_of_a_fixed_release_limited_checked_and_restarted(name):
+    service = services()[name]
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*", service["image"])
+    assert service["restart"] == "unless-stopped"
+    limits = service["deploy"]["resources"]["limits"]
+    assert TypeAdapter(ByteSize).validate_python(f"{limits['memory']}b") >= 2**28
+    assert limits["pids"] > 0
+    if "build" in service:
+        assert arguments("HEALTHCHECK")
+    else:
+        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+    assert service["read_only"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_listens_beyond_this_machine_unless_asked_to(name):
+    for port in services()[name].get("ports", ()):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
+    for port in read(COMPOSE)["services"][name].get("ports", ()):
+        assert interpolated(port, BIND="0.0.0.0").startswith("0.0.0.0:")
+
+
+def test_no_two_services_publish_the_same_port():
+    ports = [port.split(":")[1] for name in NAMES for port in services()[name].get("ports", ())]
+    assert len(ports) == len(set(ports)) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_service_needs_is_there_in_its_profile(name):
+    service = services()[name]
+    for other in service.get("depends_on", ()):
+        assert other in NAMES
+        assert all(has_profile(other, profile) for profile in service.get("profiles", [None]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_mounted_exists(name):
+    for source, target, *mode in mounts(services()[name]):
+        assert target.startswith("/")
+        if source.startswith("./"):
+            assert (ROOT / source).exists()
+            assert mode == ["ro"]
+        else:
+            assert source in read(COMPOSE)["volumes"]
+
+
+def test_every_volume_is_used():
+    used = {source for name in NAMES for source, *_ in mounts(services()[name])}
+    assert read(COMPOSE)["volumes"].keys() <= used
+
+
+def test_ours_are_built_under_the_version_of_the_project():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert OURS
+    for name in OURS:
+        service = services()[name]
+        assert service["image"] == f"ragcache-gateway:{version}"
+        assert (ROOT / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    assert read(GPU)["x-gateway"]["image"] == f"ragcache-gateway:{version}-gpu"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_commands_are_those_of_the_real_command_line(name, monkeypatch):
+    for variable, value in variables().items():
+        monkeypatch.setenv(variable, value)
+    parse_command(services()[name]["command"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_services_write_only_where_they_may(name):
+    service = services()[name]
+    assert ["cache", variables()["XDG_CACHE_HOME"]] in mounts(service)
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_services_may_finish_before_they_are_killed(name):
+    grace = int(services()[name]["stop_grace_period"].removesuffix("s"))
+    assert grace > 30
+
+
+def test_the_gpu_variant_changes_every_gateway_and_nothing_else():
+    gpu = read(GPU)
+    changed = gpu["services"]
+    engines = [name for name in OURS if services()[name]["command"][0] == "serve"]
+    assert sorted(changed) == sorted(engines)
+    for service in changed.values():
+        assert service["image"] == gpu["x-gateway"]["image"]
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+
+
+def test_prometheus_scrapes_our_services_and_reads_its_rules():
+    service, config = services()["prometheus"], read(PROMETHEUS / "prometheus.yml")
+    assert ["./docker/prometheus", "/etc/prometheus", "ro"] in mounts(service)
+    assert "--config.file=/etc/prometheus/prometheus.yml" in service["command"]
+    assert ["prometheus", "/prometheus"] in mounts(service)
+    assert "--storage.tsdb.path=/prometheus" in service["command"]
+    job = next(each for each in config["scrape_configs"] if each["job_name"] == "ragcache")
+    (targets,) = job["dns_sd_configs"]
+    assert sorted(targets["names"]) == OURS
+    assert [str(targets["port"])] == arguments("EXPOSE")
+    assert all((PROMETHEUS / path).is_file() for path in config["rule_files"])
+
+
+def test_grafana_asks_prometheus_and_shows_our_dashboards():
+    service = services()["grafana"]
+    (source,) = read(GRAFANA / "provisioning/datasources/prometheus.yml")["datasources"]
+    (port,) = (port.split(":")[2] for port in services()["prometheus"]["ports"])
+    assert source["url"] == f"http://prometheus:{port}"
+    interval = read(PROMETHEUS / "prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+    (provider,) = read(GRAFANA / "provisioning/dashboards/ragcache.yml")["providers"]
+    assert ["./docker/grafana/dashboards", provider["options"]["path"], "ro"] in mounts(service)
+    assert ["./docker/grafana/provisioning", "/etc/grafana/provisioning", "ro"] in mounts(service)
+    home = service["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.startswith(provider["options"]["path"])
+    assert (GRAFANA / "dashboards" / Path(home).name).is_file()
+
+
+def test_redis_forgets_the_oldest_before_it_is_killed():
+    command = services()["redis"]["command"]
+    limit = TypeAdapter(ByteSize).validate_python(command[command.index("--maxmemory") + 1])
+    allowed = services()["redis"]["deploy"]["resources"]["limits"]["memory"]
+    assert limit < TypeAdapter(ByteSize).validate_python(f"{allowed}b")
+    assert shlex.split(services()["redis"]["healthcheck"]["test"][1])[:2] == ["valkey-cli", "ping"]
