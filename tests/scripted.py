@@ -62,8 +62,10 @@ class Script:
 class ScriptedModel(HashRunner):
     """Prefers the next token of the script; where a grammar forbids that, any token at random."""
 
-    def __init__(self, num_blocks: int, tokenizer: PreTrainedTokenizerFast) -> None:
-        super().__init__(num_blocks, BLOCK, VOCAB)
+    def __init__(
+        self, num_blocks: int, tokenizer: PreTrainedTokenizerFast, host_blocks: int = 0
+    ) -> None:
+        super().__init__(num_blocks, BLOCK, VOCAB, host_blocks)
         self.script = Script()
         self._tokenizer = tokenizer
         self._vocabulary = Vocabulary(tokenizer.backend_tokenizer)
@@ -183,9 +185,15 @@ def make_gateway(smollm2) -> Callable[..., Gateway]:
     """A context manager: a new gateway, with settings and options of `create_app`."""
 
     @contextmanager
-    def make(num_blocks: int = 2000, max_model_len: int = 8192, settings=None, **options):
+    def make(
+        num_blocks: int = 2000,
+        max_model_len: int = 8192,
+        settings=None,
+        host_blocks: int = 0,
+        **options,
+    ):
         settings = settings or ServeSettings(max_running=8, max_queue=16, max_batch_tokens=2048)
-        model = ScriptedModel(num_blocks, smollm2)
+        model = ScriptedModel(num_blocks, smollm2, host_blocks)
         served = ServedModel(
             ("tiny", "alias"),
             max_model_len,
@@ -195,7 +203,7 @@ def make_gateway(smollm2) -> Callable[..., Gateway]:
             "scripted",
             settings.prefix_caching,
         )
-        client = start_engine(model, num_blocks, settings)
+        client = start_engine(model, num_blocks, settings, host_blocks)
         serving = assemble(served, smollm2, client)
         try:
             with in_thread(serving, **options) as url, ExitStack() as clients:
