@@ -32,9 +32,7 @@ def read(path: Path) -> Any:
 
 def interpolated(text: str, **variables: str) -> str:
     """What Compose makes of `${NAME:-default}`."""
-    return re.sub(
-        r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], text
-    )
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], text)
 
 
 def services() -> dict[str, Any]:
@@ -47,7 +45,8 @@ def dockerfile() -> list[tuple[str, str]]:
     """The instructions of the Dockerfile, each with its arguments on one line."""
     content = BytesIO((ROOT / "docker/Dockerfile").read_bytes())
     steps = DockerfileParser(fileobj=content).structure
-    return [(each["instruction"], each["value"]) for each in steps if "COMMENT" not in each.values()]
+    pairs = [(each["instruction"], each["value"]) for each in steps]
+    return [(name, value) for name, value in pairs if name != "COMMENT"]
 
 
 def arguments(instruction: str) -> list[str]:
@@ -63,7 +62,7 @@ def variables() -> dict[str, str]:
 
 
 def parse_command(command: list[str]) -> Ragcache:
-    """What the real command line makes of the arguments of `ragcache`; ends where they are wrong."""
+    """What the real command line makes of arguments of `ragcache`; exits where they are wrong."""
     return Ragcache(_cli_parse_args=command)
 
 

@@ -20,12 +20,13 @@ from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.errors import EngineUnavailable
-from ragcache.types import EngineStats, HostStats, HotPrefix
+from ragcache.types import EngineStats, Histogram, HostStats, HotPrefix
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache checks itself
 STOP_WITHIN = 10.0  # seconds that the last step may take before it is left to itself
 
@@ -60,6 +61,7 @@ class Engine:
         self._answers = Answers(scheduler)
         self._replies: set[Future[Any]] = set()
         self._computed_tokens = 0
+        self._step_tokens = Histogram(STEP_TOKENS)
         self._pace = Pace()
         self._stopping = False
         self.failure: EngineUnavailable | None = None
@@ -214,8 +216,9 @@ class Engine:
         if layout := self._batches.prepare(chunks):  # a GPU is still at work
             self._runner.prepare(layout)
         self._answers.extend(chunks, logits)
-        awaited = any(chunk.num_logits for chunk in chunks)
-        self._pace.end(sum(chunk.count for chunk in chunks), awaited=awaited)
+        tokens = sum(chunk.count for chunk in chunks)
+        self._step_tokens.observe(tokens)
+        self._pace.end(tokens, awaited=any(chunk.num_logits for chunk in chunks))
 
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -241,6 +244,8 @@ class Engine:
             prefill_rate=self._pace.best,
             retained=cache.retained,
             host=self._host_stats(),
+            block_times=cache.block_times(),
+            step_tokens=self._step_tokens.copy(),
         )
 
     def _host_stats(self) -> HostStats | None:

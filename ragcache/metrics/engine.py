@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
-from ragcache.types import EngineStats
+from ragcache.types import EngineStats, Histogram
 
 
 class Source(Protocol):
@@ -48,6 +50,7 @@ class EngineCollector(Collector):
             return
         yield from self._gauges(stats)
         yield from self._counters(stats)
+        yield from self._histograms(stats)
         config = {"block_size": str(stats.block_size), "num_blocks": str(stats.pool.total)}
         info = InfoMetricFamily(
             "ragcache_cache_config", "The shape of the KV cache", labels=["model_name"]
@@ -110,6 +113,25 @@ class EngineCollector(Collector):
             "source",
             sources,
         )
+
+    def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
+        if stats.step_tokens is not None:
+            yield self._histogram("step_tokens", "Tokens computed in a step", stats.step_tokens)
+        if (times := stats.block_times) is None:
+            return
+        for name, text, histogram in (
+            ("lifetime", "Publication of a block to its eviction", times.lifetime),
+            ("idle_before_evict", "Last use of a block to its eviction", times.idle_before_evict),
+            ("reuse_gap", "Last use of a prefix to the hit", times.reuse_gap),
+        ):
+            yield self._histogram(f"kv_block_{name}_seconds", text, histogram)
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(f"ragcache_{name}", text, labels=["model_name"])
+        bounds = (*(str(float(bound)) for bound in histogram.bounds), "+Inf")
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        family.add_metric([self._source.model_name], buckets, sum_value=histogram.total)
+        return family
 
     def _counter(
         self, name: str, text: str, label: str, values: Mapping[str, int]

@@ -53,6 +53,7 @@ class Block(Node):
         "published_at",
         "ref_count",
         "retained_children",
+        "used_at",
     )
 
     def __init__(self, block_id: int, on_host: bool = False) -> None:
@@ -63,6 +64,7 @@ class Block(Node):
         self.copies = 0  # copies under way from or to it
         self.published_at = 0.0
         self.hits = 0  # prompts that have read it since then
+        self.used_at = 0.0  # when a request last let go of it
         self.keep_owner = b""  # for whom it is retained
         self.keep_until = 0.0  # when its retention ends
         self.keep_ttl = 0.0  # seconds it lasts from each read on; 0: not retained

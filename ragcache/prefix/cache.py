@@ -20,7 +20,7 @@ from ragcache.prefix.host import HostTier
 from ragcache.prefix.names import OWNER_BYTES
 from ragcache.prefix.rows import Plan, Row
 from ragcache.prefix.store import BlockStore
-from ragcache.types import HotPrefix, PoolCounts
+from ragcache.types import BlockTimes, HotPrefix, PoolCounts
 
 
 class PrefixCache:
@@ -52,6 +52,7 @@ class PrefixCache:
         )
         self._pool = self._store.pool
         self._retention = self._store.retention
+        self._residency = self._store.residency
         self._rows: dict[Hashable, Row] = {}
         # Released, but keeping all blocks until those that are swapped in for them have arrived:
         # a swap holds its target only, and whoever holds a block must hold its parents.
@@ -86,6 +87,10 @@ class PrefixCache:
     def counts(self) -> PoolCounts:
         """Count the device's blocks by state."""
         return self._pool.counts()
+
+    def block_times(self) -> BlockTimes:
+        """How long the device's blocks have lived, lain idle, and waited to be hit again."""
+        return self._residency.times()
 
     def plan(self, tokens: Sequence[int], namespace: bytes, limit: int | None = None) -> Plan:
         """Match the longest published prefix of whole blocks; changes nothing.
@@ -126,6 +131,7 @@ class PrefixCache:
         num_tokens = len(plan.tokens)
         if self._blocks_needed(num_tokens, plan.hits) > self._pool.available:
             return None
+        self._residency.hit(plan.host_hits or plan.hits)
         self._pool.hold(plan.hits)
         self._retention.refresh(plan.hits)
         table = [block.id for block in plan.hits]
@@ -272,7 +278,9 @@ class PrefixCache:
         if self._swapping(row):
             self._leaving.append(row)
         else:
-            self._pool.release(reversed(self._held(row)))
+            held = self._held(row)
+            self._residency.used(held)
+            self._pool.release(reversed(held))
 
     def _swapping(self, row: Row) -> bool:
         """Whether KV is still to be swapped in: its last hit is then the target of a copy."""

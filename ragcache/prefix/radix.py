@@ -68,7 +68,7 @@ class RadixIndex:
         if parent is None:
             raise ValueError(f"{old} is not in the tree")
         new.parent, new.key, new.name = parent, old.key, old.name
-        new.hits, new.published_at = old.hits, old.published_at
+        new.hits, new.published_at, new.used_at = old.hits, old.published_at, old.used_at
         new.children, old.children = old.children, new.children
         for child in new.children.values():
             child.parent = new

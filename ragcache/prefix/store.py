@@ -9,6 +9,7 @@ from ragcache.prefix.events import BlockSink
 from ragcache.prefix.host import HostTier
 from ragcache.prefix.names import block_keys
 from ragcache.prefix.radix import RadixIndex, walk
+from ragcache.prefix.residency import Residency
 from ragcache.prefix.retention import Retention
 
 
@@ -33,6 +34,7 @@ class BlockStore:
         self.index = RadixIndex(sink)
         self.host = HostTier(host_blocks, min_swap, self.pool, self.index)
         self.retention = Retention(self.pool, retain_share, clock)
+        self.residency = Residency(clock)
         self.evictions = 0
         self._clock = clock
 
@@ -98,6 +100,7 @@ class BlockStore:
 
     def _evict(self, block: Block) -> None:
         self.retention.evicted(block)
+        self.residency.evicted(block)
         self.evictions += 1
         if not self.host.swap_out(block):
             below = list(walk(block))  # on the host, and held there: their KV is still to come

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ragcache.types.histogram import Histogram
+
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
@@ -55,6 +57,20 @@ class HotPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Seconds in the life of the device's blocks.
+
+    `lifetime` is from where a block could be found to its eviction, `idle_before_evict` the last
+    part of it, since a request let go of it. `reuse_gap` is for how long a prefix that is hit lay
+    idle before.
+    """
+
+    lifetime: Histogram
+    idle_before_evict: Histogram
+    reuse_gap: Histogram
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine: requests by state, blocks by state, counters since its start.
 
@@ -76,6 +92,8 @@ class EngineStats:
     prefill_rate: float = 0.0  # 0 before the first step
     retained: int = 0  # blocks, held or cached, that a breakpoint keeps
     host: HostStats | None = None
+    block_times: BlockTimes | None = None
+    step_tokens: Histogram | None = None  # tokens of each step
 
     def ended(self) -> EngineStats:
         """What is left when the engine ends: its counters; nothing runs, waits or is cached."""

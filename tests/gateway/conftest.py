@@ -19,6 +19,7 @@ from ragcache.gateway.app import create_app, listening
 from ragcache.serving import Serving
 from ragcache.serving.generation import Times
 from ragcache.types import (
+    BlockTimes,
     ChatPrompt,
     Delta,
     EngineStats,
@@ -162,6 +163,7 @@ class FakeServing:
         self.dropped: list[str] = []  # tenants
         self.not_ready: str | None = None
         self.host: HostStats | None = None
+        self.block_times: BlockTimes | None = None
         self.prefixes: list[HotPrefix] = []
         self.answering = asyncio.Event()  # else the engine is in a long step
         self.answering.set()
@@ -201,6 +203,7 @@ class FakeServing:
             computed_tokens=self.query_tokens - self.hit_tokens,
             prefill_rate=200.0,
             host=self.host,
+            block_times=self.block_times,
         )
 
     async def hot_prefixes(self, tenant: str, count: int) -> list[HotPrefix]:

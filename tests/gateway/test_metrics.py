@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache.errors import EngineUnavailable
-from ragcache.types import Explanation, HostStats, MissReason, PoolCounts
+from ragcache.types import BlockTimes, Explanation, Histogram, HostStats, MissReason, PoolCounts
 
 ASK = {"model": "alias", "messages": [{"role": "user", "content": "one two three four five six"}]}
 
@@ -123,6 +123,20 @@ async def test_the_host_tier_is_told_apart(client, serving, scrape):
     }
     prompt = samples["ragcache_prompt_tokens_total",]
     assert sources == {"computed": prompt - 3, "device": 1, "host": 2}
+
+
+async def test_what_the_engine_counts_by_size_is_cumulative(serving, scrape):
+    times = [Histogram((0.5, 2.0)) for _ in range(3)]
+    for seconds in (0.5, 1.0, 60.0):
+        times[2].observe(seconds)
+    serving.block_times = BlockTimes(*times)
+    samples = await scrape()
+    name = "ragcache_kv_block_reuse_gap_seconds"
+    buckets = [samples[f"{name}_bucket", bound] for bound in ("0.5", "2.0", "+Inf")]
+    assert buckets == [1, 2, 3]
+    assert samples[f"{name}_count",] == 3
+    assert samples[f"{name}_sum",] == 61.5
+    assert samples["ragcache_kv_block_lifetime_seconds_count",] == 0
 
 
 async def test_every_request_has_one_outcome(client, http, serving, scrape):
