@@ -19,6 +19,7 @@ from ragcache.bench.options import (
     KernelsBench,
     LangchainBench,
     PrefixBench,
+    RoutingBench,
     ServeBench,
 )
 from ragcache.config import ServeSettings
@@ -48,6 +49,7 @@ class Bench(BaseModel):
     gateway: CliSubCommand[GatewayBench]
     kernels: CliSubCommand[KernelsBench]
     langchain: CliSubCommand[LangchainBench]
+    routing: CliSubCommand[RoutingBench]
 
     def cli_cmd(self) -> None:
         """Run the chosen benchmark."""

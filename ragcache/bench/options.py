@@ -5,9 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 from rich.console import Console
 
 from ragcache.config import DtypeName
@@ -121,3 +129,22 @@ class ServeBench(BenchOptions):
         if self.control and not self.salt:
             raise ValueError("control needs salt: it keeps requests from sharing by salting each")
         return self
+
+
+class RoutingBench(BenchOptions):
+    """Simulate routed replicas against one node with the memory of all of them: hit rates."""
+
+    module = "routing"
+
+    trace: Path | None = Field(
+        None, description="requests in Mooncake's JSONL form; default: generated ones"
+    )
+    replicas: PositiveInt = Field(8, description="replicas, each with a prefix cache")
+    blocks: PositiveInt = Field(4000, description="blocks of 512 tokens in each replica's cache")
+    gateways: list[PositiveInt] = Field([1, 2, 4, 8], description="routers, in several runs")
+    lags: list[Annotated[float, Field(ge=0)]] = Field(
+        [0, 1, 10], description="seconds that the routers' knowledge is old, in several runs"
+    )
+    rate: PositiveFloat = Field(4.0, description="generated requests a second")
+    seconds: PositiveFloat = Field(1800.0, description="for how long they are generated")
+    seed: int = Field(0, description="of arrivals and of what is generated")

@@ -1,0 +1,38 @@
+"""Blocks that replicas are about to store, since a request was just sent there."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+
+LIFETIME = 10.0  # seconds, in which the news of a prefill should come
+MAX_BLOCKS = 100_000  # of a replica; some 20 MB
+
+
+class Expected:
+    """Names of blocks by replica id, each for a short time.
+
+    Without it, all replicas would compute the prefix of a burst: the first request's blocks are
+    announced only when they are there.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._until: defaultdict[str, OrderedDict[bytes, float]] = defaultdict(OrderedDict)
+        self._clock = clock
+
+    def add(self, replica_id: str, chains: Iterable[Sequence[bytes]]) -> None:
+        """Expect blocks at a replica from now on."""
+        blocks, until = self._until[replica_id], self._clock() + LIFETIME
+        for names in chains:
+            for name in names:
+                blocks[name] = until
+                blocks.move_to_end(name)
+        while len(blocks) > MAX_BLOCKS or (blocks and next(iter(blocks.values())) < self._clock()):
+            blocks.popitem(last=False)
+
+    def match(self, replica_id: str, names: Sequence[bytes]) -> int:
+        """Leading blocks with these names that are expected at a replica."""
+        blocks, now = self._until[replica_id], self._clock()
+        return sum(1 for _ in takewhile(lambda name: blocks.get(name, 0.0) > now, names))
