@@ -7,11 +7,12 @@ one name would cost no more than a badly chosen replica, which compares tokens a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import iter_unpack
 
 NAME_BYTES = 16
+FIELDS = ("device", "host", "removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,31 @@ class Changes:
     removed: bytes = b""
 
     @classmethod
-    def of(cls, places: dict[bytes, bool | None]) -> Changes:
+    def of(cls, places: Mapping[bytes, bool | None]) -> Changes:
         """From names to whether a block is on the host, or None where it was removed."""
         device, host, removed = (
             b"".join([name for name, place in places.items() if place is each])
             for each in (False, True, None)
         )
         return cls(device, host, removed)
+
+    @classmethod
+    def read(cls, fields: Mapping[bytes, bytes]) -> Changes:
+        """From what `fields` has written; raises ValueError where a row has half a name."""
+        changes = cls(*(fields.get(name.encode(), b"") for name in FIELDS))
+        if any(len(row) % NAME_BYTES for row in changes._rows()):
+            raise ValueError("names of blocks are cut off")
+        return changes
+
+    def fields(self) -> dict[str, bytes]:
+        """For Redis, which does not repeat the names of equal fields in a stream."""
+        return dict(zip(FIELDS, self._rows(), strict=True))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows())) // NAME_BYTES
+
+    def _rows(self) -> tuple[bytes, bytes, bytes]:
+        return self.device, self.host, self.removed
 
 
 class Blocks:
@@ -42,7 +61,7 @@ class Blocks:
         self.on_host: dict[bytes, bool] = {}  # by name
 
     def apply(self, changes: Changes) -> None:
-        """Take changes over. Raises struct.error where a row does not divide into names."""
+        """Take changes over."""
         self.on_host.update(dict.fromkeys(_names(changes.device), False))
         self.on_host.update(dict.fromkeys(_names(changes.host), True))
         for name in _names(changes.removed):

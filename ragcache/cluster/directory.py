@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ragcache.cluster.blocks import Blocks, Changes
+from ragcache.cluster.keys import LEASE
 from ragcache.cluster.replica import Replica
-
-GRACE = 15.0  # seconds that replicas have to renew their leases after an outage
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +55,7 @@ class Directory:
         if not self.connected:
             self.connected = True
             for view in self._views.values():
-                view.valid_until = self._clock() + GRACE
+                view.valid_until = self._clock() + LEASE
 
     def lost(self) -> None:
         """The server does not answer: what is known stays as it is."""

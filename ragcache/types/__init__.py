@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ragcache.types.histogram import Histogram as Histogram
 from ragcache.types.stats import BlockTimes as BlockTimes
+from ragcache.types.stats import ClusterStats as ClusterStats
 from ragcache.types.stats import EngineStats as EngineStats
 from ragcache.types.stats import HostStats as HostStats
 from ragcache.types.stats import HotPrefix as HotPrefix

@@ -100,3 +100,17 @@ class EngineStats:
         empty = PoolCounts(0, 0, 0)
         host = self.host and replace(self.host, pool=empty)
         return replace(self, running=0, waiting=0, pool=empty, retained=0, host=host)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """How well the other replicas are informed about this one.
+
+    `published` and `dropped` count changes of blocks; those dropped are told by a snapshot.
+    `lag_seconds` is how long the oldest change has been waiting.
+    """
+
+    connected: bool
+    published: int
+    dropped: int
+    lag_seconds: float

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ragcache.cluster.blocks import Blocks, Changes
-from ragcache.cluster.directory import GRACE, Directory
+from ragcache.cluster.directory import Directory
+from ragcache.cluster.keys import LEASE
 from ragcache.cluster.replica import Replica
 from ragcache.prefix.names import block_names, namespace_name, owner_name
 
@@ -122,10 +123,15 @@ def test_nothing_expires_while_the_server_is_away_nor_at_once_when_it_is_back(di
     directory.found()
     assert directory.replicas() == [A]
     directory.found()  # going on to answer gives nothing
-    clock.now += GRACE
+    clock.now += LEASE
     assert directory.replicas() == []
 
 
-def test_a_row_that_does_not_divide_into_names_is_an_error():
-    with pytest.raises(Exception, match="multiple of 16"):
-        Blocks().apply(Changes(device=b"short"))
+def test_changes_are_read_as_they_are_written():
+    changes = Changes(device=cut(NAMES[:2]), removed=cut(NAMES[2:3]))
+    fields = {name.encode(): row for name, row in changes.fields().items()}
+    assert Changes.read(fields) == changes
+    assert len(changes) == 3
+    assert len(Changes()) == 0
+    with pytest.raises(ValueError, match="cut off"):
+        Changes.read({b"host": NAMES[0][:15]})
