@@ -125,7 +125,7 @@ def test_the_metadata_says_what_it_is(metadata):
     assert metadata["Name"] == "ragcache-gateway"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu", "redis"}
+    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu"}
     assert set(requirements(metadata, "gpu")) == {"triton"}
 
 

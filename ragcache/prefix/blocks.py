@@ -30,7 +30,7 @@ class Node:
     def __init__(self, key: bytes = b"") -> None:
         self.parent: Node | None = None
         self.key = key  # a root's namespace; a block's tokens
-        self.name = key  # a root's namespace; a published block's `block_name` if somebody is told
+        self.name = key  # a root's namespace; a published block's `block_name`, once it is wanted
         self.children: dict[bytes, Block] = {}
 
 
