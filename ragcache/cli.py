@@ -96,7 +96,12 @@ async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
 
     loading = _load(settings)
-    app = create_app(loading, api_keys=settings.api_key, max_body_size=int(settings.max_body_size))
+    app = create_app(
+        loading,
+        api_keys=settings.api_key,
+        max_body_size=int(settings.max_body_size),
+        metrics_compat=settings.metrics_compat,
+    )
     await serve(app, settings.host, settings.port)
     if loading.done():
         await asyncio.to_thread(loading.result().close)

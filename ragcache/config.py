@@ -100,6 +100,9 @@ class ServeSettings(BaseSettings):
     )
     cuda_graphs: bool = Field(True, description="on a GPU, record and replay decode steps")
     prefix_caching: bool = Field(True, description="share KV between requests")
+    metrics_compat: Literal["vllm"] | None = Field(
+        None, description="show metrics under these names, too"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
 
     @model_validator(mode="before")

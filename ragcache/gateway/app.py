@@ -7,7 +7,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
 
@@ -54,6 +54,7 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     max_body_size: int = 64 * 2**20,
+    metrics_compat: Literal["vllm"] | None = None,
 ) -> web.Application:
     """The gateway before `loading`, which may still be under way: until then it answers 503.
 
@@ -64,7 +65,7 @@ def create_app(
         client_max_size=max_body_size,
     )
     app[BACKEND] = Backend(loading)
-    app[METRICS] = Metrics(app[BACKEND])
+    app[METRICS] = Metrics(app[BACKEND], metrics_compat)
     app[HOT_PREFIXES] = HotPrefixes(app[BACKEND])
     app[TENANTS] = Tenants(api_keys)
     app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)

@@ -120,6 +120,7 @@ class GenerationMeter:
         metrics.prefill.labels(model).observe(times.first_token - times.admitted)
         decode = times.last_token - times.first_token
         metrics.decode.labels(model).observe(decode)
+        metrics.inference.labels(model).observe(times.last_token - times.admitted)
         if generation.longest > 1:
             metrics.time_per_output_token.labels(model).observe(decode / (generation.longest - 1))
 

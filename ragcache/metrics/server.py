@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from importlib.metadata import version
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from ragcache.metrics.engine import EngineCollector, Source
 from ragcache.metrics.tally import Tally
+from ragcache.metrics.vllm import WithVllmNames
 
 # seconds
 _TAIL = (0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -21,12 +23,16 @@ _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own."""
+    """All metrics of one server, in a registry of their own.
 
-    def __init__(self, source: Source) -> None:
+    With `compat` "vllm" the page has them under vLLM's names, too.
+    """
+
+    def __init__(self, source: Source, compat: Literal["vllm"] | None = None) -> None:
         self.source = source
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by tenant
         self._registry = CollectorRegistry()
+        self._page = WithVllmNames(self._registry) if compat == "vllm" else self._registry
         self._registry.register(EngineCollector(source))
         Info("ragcache_build", "The running version", registry=self._registry).info(
             {"version": version("ragcache-gateway")}
@@ -63,6 +69,9 @@ class Metrics:
         self.queue = self._histogram("request_queue_seconds", "Time in the queue", _WHOLE)
         self.prefill = self._histogram(
             "request_prefill_seconds", "Leaving the queue to the first token", _WHOLE
+        )
+        self.inference = self._histogram(
+            "request_inference_seconds", "Leaving the queue to the last token", _WHOLE
         )
         self.decode = self._histogram(
             "request_decode_seconds", "The first token to the last", _WHOLE
@@ -101,4 +110,4 @@ class Metrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The page for a scraper, in the format of its Accept header, and its Content-Type."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(self._page), content_type
