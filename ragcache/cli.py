@@ -19,6 +19,7 @@ from ragcache.bench.options import (
     KernelsBench,
     LangchainBench,
     PrefixBench,
+    ReportBench,
     RoutingBench,
     ServeBench,
 )
@@ -49,6 +50,7 @@ class Bench(BaseModel):
     gateway: CliSubCommand[GatewayBench]
     kernels: CliSubCommand[KernelsBench]
     langchain: CliSubCommand[LangchainBench]
+    report: CliSubCommand[ReportBench]
     routing: CliSubCommand[RoutingBench]
 
     def cli_cmd(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ragcache.config import ServeSettings
+from ragcache.bench.settings import apart
 from ragcache.engine.answers import Events
 from ragcache.engine.assembly import build_runner
 from ragcache.engine.loop import Engine
@@ -66,10 +66,7 @@ def _step_times(model: PreTrainedModel, batch: int, context: int, tokens: int) -
     """Seconds between the steps in which all sequences of the batch get a token."""
     size = 16
     blocks = (batch + 1) * -(-(context + tokens) // size)  # the scheduler keeps some in reserve
-    # Made without validation, which would look for options in the environment.
-    settings = ServeSettings.model_construct(
-        block_size=size, kv_cache_blocks=blocks, max_running=batch
-    )
+    settings = apart(block_size=size, kv_cache_blocks=blocks, max_running=batch)
     runner, num_blocks = build_runner(model, settings)
     scheduler = Scheduler(
         PrefixCache(num_blocks, size, share=False),

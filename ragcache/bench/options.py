@@ -96,6 +96,17 @@ class LangchainBench(BenchOptions):
     tokens: PositiveInt = Field(32, description="tokens of a streamed answer")
 
 
+class ReportBench(BenchOptions):
+    """Measure what paging and sharing gain, with controls, and write it as a page with plots."""
+
+    module = "report.command"
+
+    output: Path = Field(Path("ragcache-report.html"), description="file for the page")
+    model: str | None = Field(None, description="hub id, folder or GGUF file; default: embedded")
+    requests: PositiveInt = Field(4, description="timed requests for each length of the prefix")
+    seed: int = Field(0, description="of lengths, prompts and agents")
+
+
 class ServeBench(BenchOptions):
     """Load a running server with agents that share prompts: hit rate, latency, throughput."""
 

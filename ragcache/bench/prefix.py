@@ -8,7 +8,6 @@ branches of a tree in which every block was hit.
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ragcache.bench.lengths import SHAREGPT, token_count
 from ragcache.bench.options import PrefixBench
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.explain import History
@@ -31,7 +31,6 @@ POOL_BLOCKS = (10_000, 100_000, 400_000)
 FILLER_TOKENS = 64 * BLOCK_SIZE  # one of the prompts that fill the pool beforehand
 EXPLAINED_TOKENS = 32 * 1024
 EXPLAINED_SEGMENTS = 40
-MEAN_INPUT, MEAN_OUTPUT = 161, 338  # tokens, ShareGPT as reported in arXiv 2309.06180
 CALLS = ("plan", "admit", "count", "commit", "release")
 NAMESPACE = namespace_name(owner_name("bench"))
 
@@ -212,16 +211,11 @@ def unfilled_share(steps: int, running: int = 32) -> float:
 def _requests(cache: PrefixCache, user: int, rng: random.Random) -> Iterator[int]:
     """Run one request after the other; yields the number of filled slots after each step."""
     while True:
-        tokens = [rng.randrange(50_000) for _ in range(_length(rng, MEAN_INPUT))]
+        tokens = [rng.randrange(50_000) for _ in range(token_count(rng, SHAREGPT.mean_input))]
         cache.admit(user, cache.plan(tokens, NAMESPACE))
-        for _ in range(_length(rng, MEAN_OUTPUT)):
+        for _ in range(token_count(rng, SHAREGPT.mean_output)):
             cache.commit(user, len(tokens))
             yield len(tokens)
             tokens.append(rng.randrange(50_000))
             cache.grow(user, len(tokens))
         cache.release(user)
-
-
-def _length(rng: random.Random, mean: int) -> int:
-    """Draw a token count: log-normal with sigma 1, at least one."""
-    return max(1, round(rng.lognormvariate(math.log(mean) - 0.5, 1)))

@@ -21,7 +21,7 @@ from ragcache.bench.ideal import ideal_hits
 from ragcache.bench.load import Exchange, Load
 from ragcache.bench.options import ServeBench
 from ragcache.bench.probe import Probe
-from ragcache.bench.report import report
+from ragcache.bench.tables import report
 from ragcache.bench.tokens import ChatTokenizer
 from ragcache.bench.workload import Workload, WorkloadShape, make_workload
 

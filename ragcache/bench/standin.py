@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ragcache.bench.hashing import HashRunner
-from ragcache.config import ServeSettings
+from ragcache.bench.settings import apart
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.bridge import EngineClient
 from ragcache.engine.model import find_model
@@ -64,7 +64,7 @@ class StandIn:
 
 def make_stand_in() -> StandIn:
     """Start it; takes seconds. Raises ConfigError where there is no embedded model."""
-    settings = ServeSettings()
+    settings = apart()
     runner = TimedRunner(NUM_BLOCKS, settings.block_size, VOCAB_SIZE)
     pool_tokens = NUM_BLOCKS * settings.block_size
     model = ServedModel((MODEL,), pool_tokens, pool_tokens, VOCAB_SIZE, frozenset(), MODEL)

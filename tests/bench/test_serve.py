@@ -9,8 +9,8 @@ from ragcache.bench import serve
 from ragcache.bench.client import RequestFailed
 from ragcache.bench.figures import Results
 from ragcache.bench.options import ServeBench
-from ragcache.bench.report import report
 from ragcache.bench.serve import measure
+from ragcache.bench.tables import report
 
 
 @pytest.fixture
