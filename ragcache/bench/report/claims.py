@@ -25,7 +25,7 @@ BLOCK_SIZE = 16
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
 SHARED = 2048  # tokens of the system prompt
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
-STEPS = 2_000
+LIFETIMES = 60  # of requests, for which each way of giving memory is watched
 LOOKED_UP = 8_192  # tokens of the prompt that is looked up
 # The agents of the hit rate: tokens of system prompt and tools, passages, questions, answers.
 SYSTEM, PASSAGE, QUESTION, ANSWER = 1_337, 266, 24, 120
@@ -33,10 +33,10 @@ SESSIONS, TURNS, PASSAGES, CORPUS = 30, 6, 3, 64
 AGENTS_SLOTS = 1 << 17  # more than they fill
 
 
-def packing(seed: int, steps: int = STEPS) -> Rows:
+def packing(seed: int, lifetimes: int = LIFETIMES) -> Rows:
     """Each way of giving memory, for short and long requests; the contiguous ones are controls."""
     return [
-        {"lengths": lengths.name, "way": way} | _usage(pack(memory, lengths, steps, seed=seed))
+        {"lengths": lengths.name, "way": way} | _usage(pack(memory, lengths, lifetimes, seed=seed))
         for lengths in (SHAREGPT, ALPACA)
         for way, memory in {**reservations(SLOTS), "blocks": Paged(SLOTS, BLOCK_SIZE)}.items()
     ]
@@ -46,14 +46,16 @@ def _usage(usage: Usage) -> dict[str, float]:
     return asdict(usage) | {"waste": usage.waste}
 
 
-def sharing(seed: int, concurrency: Sequence[int] = CONCURRENCY, steps: int = STEPS // 2) -> Rows:
+def sharing(
+    seed: int, concurrency: Sequence[int] = CONCURRENCY, lifetimes: int = LIFETIMES // 12
+) -> Rows:
     """Bytes of KV for each of n requests behind one system prompt; unshared is the control."""
     lengths = replace(SHAREGPT, shared=SHARED)
     slots = max(concurrency) * lengths.longest
 
     def bytes_each(count: int, share: bool) -> float:
         memory = Paged(slots, BLOCK_SIZE, share=share)
-        usage = pack(memory, lengths, steps, seed=seed, most=count)
+        usage = pack(memory, lengths, lifetimes, seed=seed, most=count)
         return (1 - usage.free) * slots / usage.running * TOKEN_BYTES
 
     return [
@@ -62,24 +64,26 @@ def sharing(seed: int, concurrency: Sequence[int] = CONCURRENCY, steps: int = ST
     ]
 
 
-def block_sizes(seed: int, sizes: Sequence[int] = BLOCK_SIZES, steps: int = STEPS) -> Rows:
+def block_sizes(
+    seed: int, sizes: Sequence[int] = BLOCK_SIZES, lifetimes: int = LIFETIMES // 6
+) -> Rows:
     """For each size: waste, entries of a block table, hit rate of agents, cost of a lookup."""
     requests = list(agents(seed))
     return [
         {"block_size": size}
-        | _waste_and_tables(size, seed, steps)
+        | _waste_and_tables(size, seed, lifetimes)
         | {"hit_rate": hit_rate(requests, size), "lookup_ms": lookup_ms(size)}
         for size in sizes
     ]
 
 
-def _waste_and_tables(size: int, seed: int, steps: int) -> dict[str, float]:
+def _waste_and_tables(size: int, seed: int, lifetimes: int) -> dict[str, float]:
     memory, entries = Paged(SLOTS, size), []
 
     def watch(running: list[Job]) -> None:
         entries.append(memory.table_entries(running) / len(running))
 
-    usage = pack(memory, SHAREGPT, steps, seed=seed, watch=watch)
+    usage = pack(memory, SHAREGPT, lifetimes, seed=seed, watch=watch)
     return {"waste": usage.waste, "entries": sum(entries) / len(entries)}
 
 

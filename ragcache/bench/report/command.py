@@ -56,7 +56,7 @@ def render(results: dict[str, Any]) -> RenderableType:
 class Sizes:
     """How much is measured."""
 
-    steps: int = claims.STEPS
+    lifetimes: int = claims.LIFETIMES
     block_sizes: tuple[int, ...] = claims.BLOCK_SIZES
     concurrency: tuple[int, ...] = claims.CONCURRENCY
     prefixes: tuple[int, ...] = speed.PREFIXES
@@ -68,9 +68,11 @@ def measure(options: ReportBench, sizes: Sizes = Sizes()) -> dict[str, Any]:
     seed, requests = options.seed, options.requests
     with _progress() as progress:
         parts: dict[str, Callable[[], Any]] = {
-            "packing": partial(claims.packing, seed, sizes.steps),
-            "sharing": partial(claims.sharing, seed, sizes.concurrency, sizes.steps // 2),
-            "block_sizes": partial(claims.block_sizes, seed, sizes.block_sizes, sizes.steps),
+            "packing": partial(claims.packing, seed, sizes.lifetimes),
+            "sharing": partial(claims.sharing, seed, sizes.concurrency, sizes.lifetimes // 12),
+            "block_sizes": partial(
+                claims.block_sizes, seed, sizes.block_sizes, sizes.lifetimes // 6
+            ),
             "ideal_hit_rate": partial(claims.ideal_hit_rate, seed),
             "attention": partial(speed.attention_ms, sizes.block_sizes, sizes.rounds),
         }

@@ -48,13 +48,17 @@ def jobs(lengths: Lengths, seed: int) -> Iterator[Job]:
 def pack(
     memory: Memory,
     lengths: Lengths,
-    steps: int,
+    lifetimes: int,
     *,
     seed: int,
     most: int | None = None,
     watch: Callable[[list[Job]], object] = lambda running: None,
 ) -> Usage:
-    """Run requests for so many steps, at most `most` at once; `watch` sees those that count."""
+    """Run requests, at most `most` at once, while `lifetimes` of mean answers follow each other.
+
+    `watch` sees the running requests in all steps that count.
+    """
+    steps = lifetimes * lengths.mean_output
     seen: list[tuple[int, Slots]] = []
     for step, running in enumerate(_play(memory, jobs(lengths, seed), most)):
         if step >= WARM_UP * steps:
