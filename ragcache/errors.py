@@ -12,6 +12,7 @@ RagcacheError
     ├── SlowReader               408, the client is too far behind its stream
     ├── Overloaded               429, the queue is full, or the tenant's share of it
     ├── GenerationFailed         500, the model could not answer this one
+    ├── ReplicaLost              502, the replica that was answering
     ├── QueueTimeout             503, waited too long to begin
     ├── RequestTimeout           504, ran too long
     └── EngineUnavailable        503, still loading, or the engine has stopped
@@ -114,6 +115,13 @@ class GenerationFailed(RequestError):
     """The model gave no usable output for this request; others go on."""
 
     default_code = "generation_failed"
+
+
+class ReplicaLost(RequestError):
+    """The replica that had the request broke off, or went silent."""
+
+    status = 502
+    default_code = "replica_lost"
 
 
 class QueueTimeout(RequestError):

@@ -29,8 +29,8 @@ class Option:
 
     @property
     def cost(self) -> float:
-        """New tokens × batch size, LMetric (arXiv 2603.15202), with the request itself in both."""
-        return (self.prompt_tokens - self.credit) * (self.in_flight + 1)
+        """New tokens, at least one, × batch size: LMetric (arXiv 2603.15202)."""
+        return max(self.prompt_tokens - self.credit, 1.0) * (self.in_flight + 1)
 
 
 class Choice:
@@ -47,9 +47,9 @@ class Choice:
         self._last_miss: dict[str, int] = {}  # replica id → when, in misses
         self._misses = 0
 
-    def rank(self, options: Sequence[Option], session: str) -> list[Option]:
+    def rank(self, options: Sequence[Option], session: str | None) -> list[Option]:
         """Sort options, the best first."""
-        home = self._homes.get(session)
+        home = self._homes.get(session) if session else None
         dear = STICKY * min((option.cost for option in options), default=0.0)
         busy = BUSY * sum(option.in_flight for option in options) / max(len(options), 1) + SLACK
 
@@ -61,10 +61,11 @@ class Choice:
 
         return sorted(options, key=key)
 
-    def chosen(self, option: Option, session: str) -> None:
+    def chosen(self, option: Option, session: str | None) -> None:
         """Remember where a conversation went."""
-        self._homes[session] = option.replica.id
-        self._homes.move_to_end(session)
+        if session:
+            self._homes[session] = option.replica.id
+            self._homes.move_to_end(session)
         if len(self._homes) > SESSIONS:
             self._homes.popitem(last=False)
         if not option.hit_tokens:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ragcache.cluster.replica import Replica
 
 SMOOTHING = 30.0  # seconds
+RESPITE = 1.0  # seconds, after a replica has refused a request
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Load:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.own: Counter[str] = Counter()
         self._means: dict[str, _Means] = {}
+        self._full_until: dict[str, float] = {}
         self._clock = clock
 
     def sent(self, replica_id: str) -> None:
@@ -50,9 +52,19 @@ class Load:
         others = max(means.reported - means.own, 0.0) if means else 0.0
         return self.own[replica_id] + others
 
+    def refused(self, replica_id: str) -> None:
+        """Note that a replica takes no more for now."""
+        self._full_until[replica_id] = self._clock() + RESPITE
+
+    def is_full(self, replica_id: str) -> bool:
+        """Whether it has refused a request a moment ago."""
+        return self._full_until.get(replica_id, 0.0) > self._clock()
+
     def observe(self, replicas: Iterable[Replica]) -> None:
         """Take the reports of all replicas into account, and forget replicas that are gone."""
         self._means = {replica.id: self._observed(replica) for replica in replicas}
+        full = self._full_until.items()
+        self._full_until = {each: until for each, until in full if until > self._clock()}
 
     def _observed(self, replica: Replica) -> _Means:
         reported, own = replica.running + replica.waiting, self.own[replica.id]

@@ -15,12 +15,11 @@ Chains = tuple[list[bytes], ...]  # of each prompt, the names of its blocks
 class RouteRequest:
     """A request as a router sees it.
 
-    `session` is what its conversation is known by, a secret of its tenant's like the `salt`.
-    `prompts` are token ids; there are none where the body could not be read here. `model` None is
-    any.
+    `session` is what its conversation is known by, different for every tenant. `prompts` are token
+    ids; there are none where the body could not be read here. `model` None is any.
     """
 
-    session: str
+    session: str | None = None
     prompts: tuple[Sequence[int], ...] = ()
     tenant: str = ""
     salt: str | None = None
@@ -39,8 +38,11 @@ class RouteRequest:
     def chains(self, replica: Replica) -> Chains:
         """The names that the blocks of the prompts have at a replica, as far as they can be hit.
 
-        At least one token of every prompt is computed.
+        At least one token of every prompt is computed. There are none where nothing is known of
+        the replica but its URL.
         """
+        if not replica.fingerprint:
+            return ()
         kind = replica.fingerprint, replica.block_size
         if kind not in self._chains:
             owner = owner_name(replica.fingerprint, self.tenant)

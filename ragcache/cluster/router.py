@@ -45,8 +45,10 @@ class Router:
         fit = [each for each in replicas if request.fits(each)]
         options = [self._option(request, each) for each in fit or replicas]
         if self.is_blind():
-            return self._by_hash(options, request.session)
-        return self._choice.rank(options, request.session)
+            ranked = self._by_hash(options, request.session)
+        else:
+            ranked = self._choice.rank(options, request.session)
+        return sorted(ranked, key=lambda option: self.load.is_full(option.replica.id))
 
     def is_blind(self) -> bool:
         """Whether nothing is known of what replicas hold."""
@@ -89,7 +91,9 @@ class Router:
         size = replica.block_size
         return blocks * size, (blocks - hosted * (1 - HOST_CREDIT)) * size
 
-    def _by_hash(self, options: Sequence[Option], session: str) -> list[Option]:
+    def _by_hash(self, options: Sequence[Option], session: str | None) -> list[Option]:
+        if session is None:
+            return sorted(options, key=lambda option: option.in_flight)
         known = {option.replica.id: option for option in options}
         if known.keys() != self._ring.ids:
             self._ring = Ring(known)

@@ -23,7 +23,7 @@ async def read_body(request: web.Request, model: type[Body]) -> Body:
 
     Raises InvalidRequest, HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType.
     """
-    raw = await _read(request)
+    raw = await read_bytes(request)
     return await off_loop(len(raw), partial(parse, model, raw))
 
 
@@ -37,7 +37,8 @@ async def body_size(request: web.Request) -> int:
     return len(await request.read())  # aiohttp keeps what it has read
 
 
-async def _read(request: web.Request) -> bytes:
+async def read_bytes(request: web.Request) -> bytes:
+    """Read the body. Raises HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType."""
     announced = request.content_length or 0
     if announced > request.client_max_size:
         raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)

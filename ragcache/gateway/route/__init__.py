@@ -1,0 +1,1 @@
+"""A gateway without an engine, which forwards to replicas that have one."""

@@ -1,0 +1,225 @@
+"""A request's way to a replica, and the answer's way back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+
+import aiohttp
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+from yarl import URL
+
+from ragcache.cluster.choice import Option
+from ragcache.cluster.request import RouteRequest
+from ragcache.cluster.router import Router
+from ragcache.errors import EngineUnavailable, ReplicaLost, RequestError
+from ragcache.gateway.bodies import off_loop, read_bytes
+from ragcache.gateway.failures import Failure
+from ragcache.gateway.middleware import REQUEST_ID
+from ragcache.gateway.route.events import WholeEvents, reported_hits, say_nothing
+from ragcache.gateway.route.fleet import Fleet
+from ragcache.gateway.route.headers import end_to_end
+from ragcache.gateway.route.metrics import RouteMetrics
+from ragcache.gateway.route.outlet import Outlet
+from ragcache.gateway.route.pulse import Watch
+from ragcache.gateway.route.reading import Encode, read_request
+from ragcache.gateway.tenants import TENANT
+
+ATTEMPTS = 4  # replicas that a request is sent to, at most
+LOST_ATTEMPTS = 2  # of those that died with it: perhaps because of it
+REFUSALS = {429, 503}  # of one that is full or leaves; another one may have room
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that another replica may still better."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Forwarder:
+    """Sends requests to the replica that suits them best, or to the next best.
+
+    `loading` gives what reads prompts, None where nothing would be gained by it.
+    """
+
+    router: Router
+    fleet: Fleet
+    metrics: RouteMetrics
+    http: aiohttp.ClientSession
+    loading: asyncio.Future[Encode | None]
+
+    def ready(self) -> str | None:
+        """None when requests will be answered, else the reason why not."""
+        return self.fleet.ready() if self.loading.done() else "the tokenizer is loading"
+
+    def gauge(self) -> None:
+        """Bring the gauges up to date."""
+        usable = {replica.id for replica in self.fleet.usable()}
+        self.metrics.ready.clear()
+        self.metrics.in_flight.clear()
+        for replica in self.fleet.known():
+            self.metrics.ready.labels(replica.id).set(replica.id in usable)
+            self.metrics.in_flight.labels(replica.id).set(self.router.load.own[replica.id])
+        self.metrics.blind.set(self.router.is_blind())
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request as one of the replicas does.
+
+        Raises EngineUnavailable where there is none, ReplicaLost where they were lost.
+        """
+        body = await read_bytes(request)
+        began = time.perf_counter()
+        encode = self.loading.result() if self.loading.done() else None
+        tenant = request.get(TENANT, "")
+        asked = await read_request(request.path, request.headers, body, tenant, encode)
+        replicas = self.fleet.usable()
+        for replica in replicas:  # naming thousands of blocks takes a while
+            await off_loop(4 * asked.tokens, partial(asked.chains, replica))
+        self.metrics.decision.observe(time.perf_counter() - began)
+        return await Forwarding(self, request, body, asked).run()
+
+
+class Forwarding:
+    """One request, with the attempts to have it answered."""
+
+    def __init__(
+        self, forwarder: Forwarder, request: web.Request, body: bytes, asked: RouteRequest
+    ) -> None:
+        self._forwarder = forwarder
+        self._request = request
+        self._body = body
+        self._asked = asked
+        self._outlet = Outlet(request)
+        self._tried: list[str] = []
+        self._lost: list[str] = []
+
+    async def run(self) -> web.StreamResponse:
+        """Ask replicas until one answers."""
+        refusal: Refusal | None = None
+        failure: RequestError | None = None
+        while option := self._next():
+            self._tried.append(option.replica.id)
+            try:
+                answer = await self._ask(option)
+            except (ReplicaLost, EngineUnavailable) as error:
+                if self._outlet.began:
+                    return await self._fail(error)
+                failure = error
+            else:
+                if not isinstance(answer, Refusal):
+                    return answer
+                refusal = answer
+        if refusal is not None:
+            return await self._outlet.whole(refusal.status, refusal.headers, refusal.body)
+        reason = self._forwarder.fleet.ready() or "no replica is left to ask"
+        return await self._fail(failure or EngineUnavailable(reason))
+
+    def _next(self) -> Option | None:
+        """The best replica that was not tried; none where enough of them were."""
+        if len(self._tried) == ATTEMPTS or len(self._lost) == LOST_ATTEMPTS:
+            return None
+        usable = self._forwarder.fleet.usable()
+        fresh = [each for each in usable if each.id not in self._tried]
+        ranked = self._forwarder.router.rank(self._asked, fresh)
+        return ranked[0] if ranked else None
+
+    async def _ask(self, option: Option) -> web.StreamResponse | Refusal:
+        """Have one replica answer; raises ReplicaLost or EngineUnavailable."""
+        forwarder, replica = self._forwarder, option.replica.id
+        pulse = forwarder.fleet.pulse(option.replica)
+        outcome = "left"  # by the client, which cancels us
+        forwarder.router.sent(self._asked, option)
+        try:
+            async with pulse.watch() as watch:
+                answer = await self._exchange(option, watch)
+            outcome = "refused" if isinstance(answer, Refusal) else "answered"
+            return answer
+        except _UNREACHABLE as error:
+            outcome = "unreachable"
+            pulse.refused()
+            raise EngineUnavailable("no replica accepts connections") from error
+        except (aiohttp.ClientError, ReplicaLost) as error:
+            outcome = "lost"
+            pulse.suspect()
+            self._lost.append(replica)
+            raise ReplicaLost(f"the replica broke off: {error or type(error).__name__}") from error
+        finally:
+            forwarder.router.ended(option)
+            forwarder.metrics.requests.labels(replica, outcome).inc()
+
+    async def _exchange(self, option: Option, watch: Watch) -> web.StreamResponse | Refusal:
+        request = self._request
+        headers = end_to_end(request.headers)
+        headers["x-request-id"] = request[REQUEST_ID]
+        url = URL(option.replica.url.rstrip("/") + request.raw_path, encoded=True)
+        body = BytesIO(self._body)  # is written piece by piece
+        async with self._forwarder.http.request(
+            request.method, url, data=body, headers=headers, allow_redirects=False
+        ) as reply:
+            try:
+                return await self._pass_on(reply, option, watch)
+            except BaseException:
+                reply.close()  # what it still computes is not wanted any more
+                raise
+
+    async def _pass_on(
+        self, reply: aiohttp.ClientResponse, option: Option, watch: Watch
+    ) -> web.StreamResponse | Refusal:
+        headers = end_to_end(reply.headers)
+        if reply.content_type == "text/event-stream":
+            return await self._pass_events(reply, headers, option, watch)
+        watch.answered()
+        body = await reply.read()
+        if reply.status in REFUSALS:
+            self._forwarder.router.load.refused(option.replica.id)
+            self._forwarder.fleet.pulse(option.replica).suspect()
+            return Refusal(reply.status, headers, body)
+        self._compare(option, body)
+        return await self._outlet.whole(reply.status, headers, body)
+
+    async def _pass_events(
+        self,
+        reply: aiohttp.ClientResponse,
+        headers: CIMultiDict[str],
+        option: Option,
+        watch: Watch,
+    ) -> web.StreamResponse:
+        cut = WholeEvents()
+        compared = False
+        async for data in reply.content.iter_any():
+            events = cut.feed(data)
+            if not self._outlet.began and say_nothing(events):
+                if events:
+                    await self._outlet.keep_alive(headers, events)
+                continue
+            watch.answered()
+            compared = compared or self._compare(option, events)
+            await self._outlet.send(headers, events)
+        return await self._outlet.end(headers, cut.rest)
+
+    def _compare(self, option: Option, body: bytes) -> bool:
+        """Whether the body tells what was cached; then we learn from it."""
+        reported = reported_hits(body)
+        if reported is None:
+            return False
+        self._forwarder.router.learn(option, reported)
+        self._forwarder.metrics.compared(option, reported)
+        return True
+
+    async def _fail(self, error: RequestError) -> web.StreamResponse:
+        failure = Failure.of(error, self._request[REQUEST_ID])
+        body = failure.body(self._request.path, self._request[REQUEST_ID])
+        headers = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8", **failure.headers}
+        return await self._outlet.whole(failure.status, headers, _dumps(body).encode())
