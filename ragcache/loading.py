@@ -14,12 +14,10 @@ from ragcache.engine.assembly import build_runner, max_model_len
 from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
-    ModelSource,
     check_kv_dtype,
     choose_device,
     choose_dtype,
     eos_token_ids,
-    find_model,
     fingerprint,
     load_config,
     load_model,
@@ -27,6 +25,7 @@ from ragcache.engine.model import (
 from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
+from ragcache.engine.source import ModelSource, find_model
 from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.prefix.cache import PrefixCache

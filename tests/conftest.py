@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from ragcache.engine.model import find_model
+from ragcache.engine.source import find_model
 from ragcache.prompt.loader import load_tokenizer
 
 

@@ -31,12 +31,13 @@ MAY_IMPORT = {
     "worker": SHARED | {"loading", "engine"},
     "cluster": SHARED | {"prefix"},
     "gateway": SHARED | {"serving", "cluster"},
+    "routing": SHARED | {"gateway", "prompt", "engine"},
     "embedded": SHARED | {"gateway", "loading", "serving"},
     "integrations": set(),
     "bench": SHARED
     | {"gateway", "cluster", "loading", "serving", "prompt", "engine", "prefix", "kernels"}
     | {"embedded", "integrations"},
-    "cli": SHARED | {"gateway", "cluster", "loading", "serving", "bench"},
+    "cli": SHARED | {"gateway", "cluster", "loading", "routing", "serving", "bench"},
     "__main__": {"cli"},
 }
 # Where the chat model meets the engine in its own process; all else of it knows only the wire.

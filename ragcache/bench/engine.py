@@ -32,12 +32,12 @@ from ragcache.engine.model import (
     choose_device,
     choose_dtype,
     eos_token_ids,
-    find_model,
     load_model,
 )
 from ragcache.engine.pool import KVPool, LayerShape
 from ragcache.engine.request import Sequence
 from ragcache.engine.runner import ModelRunner
+from ragcache.engine.source import find_model
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prompt.grammar import GrammarCompiler

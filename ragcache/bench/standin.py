@@ -15,7 +15,7 @@ from ragcache.bench.hashing import HashRunner
 from ragcache.bench.settings import apart
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.bridge import EngineClient
-from ragcache.engine.model import find_model
+from ragcache.engine.source import find_model
 from ragcache.gateway.app import create_app, listening
 from ragcache.loading import assemble, start_engine
 from ragcache.prompt.loader import load_tokenizer

@@ -7,7 +7,7 @@ from typing import Self
 from transformers import PreTrainedTokenizerFast
 
 from ragcache.bench.client import ChatMessages
-from ragcache.engine.model import find_model
+from ragcache.engine.source import find_model
 from ragcache.prompt.loader import load_tokenizer
 from ragcache.prompt.tokenize import PromptTokenizer
 from ragcache.types import ChatPrompt, Message

@@ -9,9 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from ragcache.errors import ConfigError
 
@@ -49,6 +47,9 @@ def _key(file: Path) -> str:
 
 
 def _unpack_into(file: Path, folder: Path) -> None:
+    import torch  # whoever finds the folder there already need not have it
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

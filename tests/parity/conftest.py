@@ -21,12 +21,13 @@ from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import DecodeGraphs, Limits, Record
 from ragcache.engine.host_pool import host_pool
 from ragcache.engine.loop import Engine
-from ragcache.engine.model import find_model, load_model
+from ragcache.engine.model import load_model
 from ragcache.engine.pool import KVPool
 from ragcache.engine.profile import largest_step
 from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import Scheduler
+from ragcache.engine.source import find_model
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import Prefilled, SamplingParams, Token, TokenLogprob

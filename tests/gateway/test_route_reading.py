@@ -1,0 +1,106 @@
+"""What a router reads in requests, with the real tokenizer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ragcache.gateway.route.reading import read_request
+from ragcache.prompt.tokenize import TokenizerPool
+from ragcache.routing import load_encode
+from ragcache.types import ChatPrompt, Message
+
+TURNS = [
+    {"role": "system", "content": "You keep a lighthouse."},
+    {"role": "user", "content": "Who are you?"},
+]
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return load_encode(None)
+
+
+async def read(body, encode, path="/v1/chat/completions", headers=(), tenant=""):
+    return await read_request(path, dict(headers), json.dumps(body).encode(), tenant, encode)
+
+
+async def test_prompts_become_the_tokens_that_a_replica_finds(encode, smollm2):
+    asked = await read({"model": "m", "messages": TURNS}, encode)
+    prompt = ChatPrompt(tuple(Message(**turn) for turn in TURNS))
+    expected = TokenizerPool(smollm2).prompts.encode_chat(prompt).token_ids
+    assert [*asked.prompts[0]] == expected
+    assert (asked.model, asked.salt) == ("m", None)
+
+
+async def test_both_wires_read_alike(encode):
+    chat = await read({"model": "m", "messages": TURNS, "cache_salt": "s"}, encode)
+    body = {
+        "model": "m",
+        "max_tokens": 5,
+        "system": TURNS[0]["content"],
+        "messages": TURNS[1:],
+        "cache_salt": "s",
+    }
+    message = await read(body, encode, "/v1/messages")
+    assert [*message.prompts[0]] == [*chat.prompts[0]]
+    assert message.salt == chat.salt == "s"
+
+
+async def test_texts_and_token_ids_are_prompts_too(encode):
+    body = {"model": "m", "prompt": [[1, 2, 3], [4]]}
+    assert (await read(body, encode, "/v1/completions")).prompts == ((1, 2, 3), (4,))
+    text = await read({"model": "m", "prompt": "a light"}, encode, "/v1/completions")
+    assert len(text.prompts[0]) == 2
+
+
+async def test_an_echo_reads_no_cache(encode):
+    body = {"model": "m", "prompt": "a light", "echo": True, "logprobs": 1}
+    assert (await read(body, encode, "/v1/completions")).prompts == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"model": "m"},
+        {"model": "m", "messages": []},
+        {"model": "m", "messages": [{"role": "nobody", "content": "x"}]},
+        {"model": "m", "messages": TURNS, "temperature": 9},
+    ],
+)
+async def test_nothing_is_known_of_what_a_replica_will_refuse(encode, body):
+    asked = await read(body, encode)
+    assert (asked.session, asked.prompts, asked.model) == (None, (), None)
+
+
+async def test_conversations_are_of_a_tenant(encode):
+    body = {"model": "m", "messages": TURNS}
+    first = await read(body, encode, headers={"x-session-id": "s"}, tenant="a")
+    other = await read(body, encode, headers={"x-session-id": "s"}, tenant="b")
+    assert first.session != other.session
+    assert "s" != first.session
+    again = await read({**body, "user": "u"}, encode, headers={"x-session-id": "s"}, tenant="a")
+    assert again.session == first.session
+
+
+async def test_without_an_encoder_there_is_a_conversation_and_no_prompt():
+    asked = await read({"model": "m", "messages": TURNS}, None)
+    assert asked.session
+    assert asked.model == "m"
+    assert asked.prompts == ()
+
+
+def test_a_router_needs_no_torch(smollm2):
+    code = """
+import asyncio, sys
+sys.modules["torch"] = None  # as if it were not installed
+import ragcache.gateway.route.app
+from ragcache.routing import load_encode
+print(len(asyncio.run(load_encode(None)("a light", ""))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
