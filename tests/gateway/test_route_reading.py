@@ -82,7 +82,7 @@ async def test_conversations_are_of_a_tenant(encode):
     first = await read(body, encode, headers={"x-session-id": "s"}, tenant="a")
     other = await read(body, encode, headers={"x-session-id": "s"}, tenant="b")
     assert first.session != other.session
-    assert "s" != first.session
+    assert first.session != "s"
     again = await read({**body, "user": "u"}, encode, headers={"x-session-id": "s"}, tenant="a")
     assert again.session == first.session
 

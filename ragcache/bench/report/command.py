@@ -17,7 +17,7 @@ from rich.text import Text
 from ragcache.bench.options import ReportBench
 from ragcache.bench.report import claims, speed
 from ragcache.bench.report.page import page
-from ragcache.engine.model import find_model
+from ragcache.engine.source import find_model
 
 
 def run(options: ReportBench) -> dict[str, Any]:
