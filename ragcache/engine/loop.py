@@ -215,10 +215,11 @@ class Engine:
         self._advance(chunks)
         if layout := self._batches.prepare(chunks):  # a GPU is still at work
             self._runner.prepare(layout)
+        awaited = any(chunk.num_logits for chunk in chunks)  # known before they get tokens
         self._answers.extend(chunks, logits)
         tokens = sum(chunk.count for chunk in chunks)
         self._step_tokens.observe(tokens)
-        self._pace.end(tokens, awaited=any(chunk.num_logits for chunk in chunks))
+        self._pace.end(tokens, awaited=awaited)
 
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

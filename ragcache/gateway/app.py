@@ -15,6 +15,9 @@ from ragcache.errors import ConfigError
 from ragcache.gateway import operations, stats
 from ragcache.gateway.anthropic import routes as anthropic
 from ragcache.gateway.backend import BACKEND, Backend
+from ragcache.gateway.dashboard.data import dashboard_data
+from ragcache.gateway.dashboard.load import LOAD, Load, watch_load
+from ragcache.gateway.dashboard.page import dashboard
 from ragcache.gateway.meter import METRICS
 from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
 from ragcache.gateway.openai import routes as openai
@@ -45,6 +48,8 @@ ROUTES = (
     web.get("/cache/explain/{id}", operations.cache_explain),
     web.post("/cache/reset", operations.cache_reset),
     web.post("/reset_prefix_cache", operations.cache_reset),
+    web.get("/dashboard", dashboard),
+    web.get("/dashboard/data", dashboard_data),
     web.get("/openapi.json", openapi),
 )
 
@@ -67,6 +72,8 @@ def create_app(
     app[BACKEND] = Backend(loading)
     app[METRICS] = Metrics(app[BACKEND], metrics_compat)
     app[HOT_PREFIXES] = HotPrefixes(app[BACKEND])
+    app[LOAD] = Load(app[BACKEND])
+    app.cleanup_ctx.append(watch_load)
     app[TENANTS] = Tenants(api_keys)
     app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)
     app.on_response_prepare.append(show_request_id)

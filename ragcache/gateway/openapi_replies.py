@@ -108,6 +108,27 @@ _STATS = _object(
     prefixes=_list(_PREFIX),
     block_size=_COUNT,
 )
+_LINE = _list(_MAYBE_NUMBER)  # a number for each slot of so many seconds
+_LINES: Json = {"seconds": _COUNT, "p50": _LINE, "p95": _LINE}
+_MISS = _object(
+    id=TEXT,
+    age={"type": "number", "minimum": 0},
+    reason={"enum": [*MissReason]},
+    segment=_MAYBE_TEXT,
+    token=_MAYBE_COUNT,
+    prompt_tokens=_COUNT,
+    hit_tokens=_COUNT,
+    lost_tokens=_COUNT,
+)
+_DASHBOARD = _object(
+    model=TEXT,
+    ready={"type": "boolean"},
+    reason=_MAYBE_TEXT,
+    stats={"anyOf": [_STATS, {"type": "null"}]},
+    ttft=_object(**{"1m": _object(p50=_MAYBE_NUMBER, p95=_MAYBE_NUMBER)}, **_LINES),
+    history=_object(seconds=_COUNT, query=_LINE, hit=_LINE),
+    misses=_list(_MISS),
+)
 _RESET = _object(reset=_only(True), blocks=_COUNT)
 _EXPLANATION = _object(
     id=TEXT,
@@ -142,5 +163,7 @@ REPLIES: dict[str, Json] = {
     "/cache/explain/{id}": json_content(_EXPLANATION),
     "/cache/reset": json_content(_RESET),
     "/reset_prefix_cache": json_content(_RESET),
+    "/dashboard": {"text/html": {"schema": TEXT}},
+    "/dashboard/data": json_content(_DASHBOARD),
     "/openapi.json": json_content(_object(openapi=TEXT, info={}, paths={})),
 }

@@ -11,8 +11,8 @@ from aiohttp.typedefs import Handler
 
 from ragcache.errors import Unauthorized
 
-# Probes and scrapers have no key, and what they read tells nothing about a tenant.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
+# Probes, scrapers and browsers bring no key, and what they read tells nothing about a tenant.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json", "/dashboard"})
 
 
 class Tenants:

@@ -7,7 +7,6 @@ from array import array
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ragcache.metrics.hit_rate import HitRate, Hits
@@ -22,20 +21,14 @@ SEGMENTS = {
     "generation_prompt": "messages",
     "prompt": "prompt",
 }
-_SLOT, _SLOTS = 2, 300  # seconds, and how many: ten minutes of history
+SLOT, SLOTS = 2, 300  # seconds, and how many: ten minutes of history
+_WAITS_SLOT, _WAITS_SLOTS = 10, 60  # longer, or a slot had too few waits for percentiles
 _MISSES = 50
 
 
-@dataclass(slots=True)
-class Moment:
-    """What came in one slot of the history: tokens, and times to first tokens in order of size."""
-
-    tokens: Hits = field(default_factory=Hits)
-    waits: array[float] = field(default_factory=lambda: array("d"))  # seconds
-
-    def wait(self, share: float) -> float | None:
-        """The wait that this share of the requests did not exceed."""
-        return self.waits[int(share * (len(self.waits) - 1))] if self.waits else None
+def percentile(ordered: Sequence[float], percent: int) -> float | None:
+    """The smallest number that so many percent of them do not exceed; None of none."""
+    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
 
 class Miss(NamedTuple):
@@ -53,7 +46,8 @@ class Tally:
         self.clock = clock
         self.whole = HitRate(clock)
         self.segments = {name: HitRate(clock) for name in dict.fromkeys(SEGMENTS.values())}
-        self.history = Slots(_SLOT, _SLOTS, Moment, clock)
+        self.history = Slots(SLOT, SLOTS, Hits, clock)
+        self.waits = Slots(_WAITS_SLOT, _WAITS_SLOTS, _no_waits, clock)
         self.misses: deque[Miss] = deque(maxlen=_MISSES)
 
     def prompt(self, segments: Sequence[Segment], hit_tokens: int) -> Mapping[str, Hits]:
@@ -63,15 +57,19 @@ class Tally:
             found = min(max(hit_tokens - start, 0), end - start)
             tokens[SEGMENTS[name.partition(".")[0]]].add(end - start, found)
         for name, part in tokens.items():
-            for counter in (self.segments[name], self.whole, self.history.now().tokens):
+            for counter in (self.segments[name], self.whole, self.history.now()):
                 counter.add(part.query, part.hit)
         return tokens
 
     def first_token(self, seconds: float) -> None:
         """Count how long a request has waited for its first token."""
-        insort(self.history.now().waits, seconds)
+        insort(self.waits.now(), seconds)
 
     def explained(self, request_id: str, explanation: Explanation) -> None:
         """Remember a prompt that missed something."""
         if explanation.reason is not None:
             self.misses.append(Miss(self.clock(), request_id, explanation))
+
+
+def _no_waits() -> array[float]:
+    return array("d")  # seconds, in order of size

@@ -129,6 +129,7 @@ def test_n_choices_prefill_the_prompt_once(bench):
     outcome = engine.drain()["a"]
     assert sorted(outcome.finished) == [0, 1, 2]
     assert engine.engine.stats.computed_tokens == len(PROMPT) + 3 * 4
+    assert engine.engine.stats.prefill_rate > 0
     assert len({tuple(tokens) for tokens in outcome.tokens.values()}) > 1
 
 

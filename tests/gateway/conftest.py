@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
+from scripted import make_gateway
 
 from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from ragcache.gateway.app import create_app, listening
@@ -34,6 +35,8 @@ from ragcache.types import (
     TextLogprob,
     Usage,
 )
+
+__all__ = ["make_gateway"]
 
 TEXT = ("Hello", ", ", "wörld", " 🌍", "!")
 
