@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
 
 from ragcache.bench.options import (
+    ChaosBench,
     EngineBench,
     GatewayBench,
     KernelsBench,
@@ -51,6 +52,7 @@ class Bench(BaseModel):
     kernels: CliSubCommand[KernelsBench]
     langchain: CliSubCommand[LangchainBench]
     report: CliSubCommand[ReportBench]
+    chaos: CliSubCommand[ChaosBench]
     routing: CliSubCommand[RoutingBench]
 
     def cli_cmd(self) -> None:

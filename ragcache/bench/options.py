@@ -19,6 +19,11 @@ from pydantic import (
 from rich.console import Console
 
 from ragcache.config import DtypeName
+from ragcache.errors import RagcacheError
+
+
+class BenchFailed(RagcacheError):
+    """A benchmark found something broken."""
 
 
 class BenchOptions(BaseModel):
@@ -38,6 +43,24 @@ class BenchOptions(BaseModel):
         Console().print(bench.render(results))
         if self.json_file is not None:
             self.json_file.write_text(json.dumps(results, indent=2) + "\n")
+        if violations := results.get("violations"):
+            raise BenchFailed(f"{len(violations)} things that must not happen did")
+
+
+class ChaosBench(BenchOptions):
+    """Send random requests on both wires, some of which leave, and check that nothing breaks."""
+
+    module = "chaos.command"
+
+    url: str | None = Field(
+        None, description="base URL of a server's API; default: an own gateway with a tiny model"
+    )
+    model: str | None = Field(None, description="model to ask for; default: the first one listed")
+    requests: PositiveInt = Field(10_000, description="requests in all")
+    concurrency: PositiveInt = Field(24, description="requests in flight")
+    leaving: float = Field(0.2, ge=0, le=1, description="share of the requests that leave early")
+    compared: int = Field(50, ge=0, description="answers that are asked for again, alone")
+    seed: int = Field(0, description="of the requests")
 
 
 class PrefixBench(BenchOptions):
