@@ -22,7 +22,7 @@ from ragcache.bench.chaos.run import Chaos, Plan
 from ragcache.bench.client import first_model
 from ragcache.bench.options import ChaosBench
 from ragcache.bench.settings import apart
-from ragcache.engine.model import find_model
+from ragcache.engine.source import find_model
 from ragcache.gateway.app import create_app, listening
 from ragcache.loading import load_serving
 from ragcache.prompt.loader import load_tokenizer
