@@ -37,16 +37,65 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CLIENT_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL"}  # not options of the server
 
 
-class ServeSettings(BaseSettings):
-    """Serve a model with a shared prefix cache over an OpenAI-compatible API."""
+class ServerSettings(BaseSettings):
+    """What every server has, whatever stands behind it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    max_body_size: ByteSize = Field(
+        ByteSize(64 * 2**20), description="largest request body; beyond: 413"
+    )
+    api_key: Annotated[list[str], NoDecode] = Field(
+        [], description="accepted API key; repeat for more; each key has a cache of its own"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_variables(cls, values: Any) -> Any:
+        known = _variables() | CLIENT_VARIABLES
+        for name in os.environ:
+            if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+                near = difflib.get_close_matches(name.upper(), known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"unknown environment variable {name}{hint}")
+        return values
+
+    @field_validator("served_model_name", "api_key", "replica", mode="before", check_fields=False)
+    @classmethod
+    def _separated_by_commas(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file that RAGCACHE_CONFIG names."""
+        sources = (init_settings, env_settings)
+        path = os.environ.get(CONFIG_FILE)
+        if path is None:
+            return sources
+        if not Path(path).is_file():
+            raise ConfigError(f"{CONFIG_FILE}: no file at {path}")
+        try:
+            return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{CONFIG_FILE}: {path}: {error}") from error
+
+
+class ServeSettings(ServerSettings):
+    """Serve a model with a shared prefix cache over an OpenAI-compatible API."""
 
     model: CliPositionalArg[str | None] = Field(
         None, description="hub id, local folder or GGUF file; default: the embedded small model"
     )
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: DtypeName = Field(
         "auto", description="of the weights; auto: bfloat16 where the hardware is fast at it"
@@ -87,12 +136,6 @@ class ServeSettings(BaseSettings):
     request_timeout: PositiveFloat = Field(
         600, description="seconds that a request may take in all; then: 504, or an error event"
     )
-    max_body_size: ByteSize = Field(
-        ByteSize(64 * 2**20), description="largest request body; beyond: 413"
-    )
-    api_key: Annotated[list[str], NoDecode] = Field(
-        [], description="accepted API key; repeat for more; each key has a cache of its own"
-    )
     max_string_length: PositiveInt | None = Field(
         None,
         description="characters of a JSON string whose schema sets no limit, in tool calls and "
@@ -103,23 +146,6 @@ class ServeSettings(BaseSettings):
     metrics_compat: Literal["vllm"] | None = Field(
         None, description="show metrics under these names, too"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_variables(cls, values: Any) -> Any:
-        known = {ENV_PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES
-        for name in os.environ:
-            if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
-                near = difflib.get_close_matches(name.upper(), known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(f"unknown environment variable {name}{hint}")
-        return values
-
-    @field_validator("served_model_name", "api_key", mode="before")
-    @classmethod
-    def _separated_by_commas(cls, value: Any) -> Any:
-        return value.split(",") if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -131,23 +157,27 @@ class ServeSettings(BaseSettings):
             raise ValueError("max_running must not exceed max_batch_tokens")
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the file that RAGCACHE_CONFIG names."""
-        sources = (init_settings, env_settings)
-        path = os.environ.get(CONFIG_FILE)
-        if path is None:
-            return sources
-        if not Path(path).is_file():
-            raise ConfigError(f"{CONFIG_FILE}: no file at {path}")
-        try:
-            return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{CONFIG_FILE}: {path}: {error}") from error
+
+class RouteSettings(ServerSettings):
+    """Forward to replicas of a server, each request to the one that suits it best."""
+
+    model: CliPositionalArg[str | None] = Field(
+        None,
+        description="the model that the replicas serve, for its tokenizer: hub id, local folder or "
+        "GGUF file; default: the embedded small model",
+    )
+    replica: Annotated[list[str], NoDecode] = Field(
+        [], description="base URL of a replica; repeat for more"
+    )
+
+    @model_validator(mode="after")
+    def _somewhere_to_go(self) -> Self:
+        if not self.replica:
+            raise ValueError("give replica, the URL of at least one")
+        return self
+
+
+def _variables() -> set[str]:
+    """Those of all servers: they may stand in one environment."""
+    fields = ServeSettings.model_fields.keys() | RouteSettings.model_fields.keys()
+    return {ENV_PREFIX + name.upper() for name in fields}

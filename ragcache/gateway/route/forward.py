@@ -84,8 +84,8 @@ class Forwarder:
         encode = self.loading.result() if self.loading.done() else None
         tenant = request.get(TENANT, "")
         asked = await read_request(request.path, request.headers, body, tenant, encode)
-        replicas = self.fleet.usable()
-        for replica in replicas:  # naming thousands of blocks takes a while
+        kinds = {(each.fingerprint, each.block_size): each for each in self.fleet.usable()}
+        for replica in kinds.values():  # naming thousands of blocks takes a while
             await off_loop(4 * asked.tokens, partial(asked.chains, replica))
         self.metrics.decision.observe(time.perf_counter() - began)
         return await Forwarding(self, request, body, asked).run()
@@ -144,7 +144,11 @@ class Forwarding:
         try:
             async with pulse.watch() as watch:
                 answer = await self._exchange(option, watch)
-            outcome = "refused" if isinstance(answer, Refusal) else "answered"
+            outcome = "answered"
+            if isinstance(answer, Refusal):
+                outcome = "refused"
+                forwarder.router.load.refused(replica)
+                pulse.suspect()
             return answer
         except _UNREACHABLE as error:
             outcome = "unreachable"
@@ -183,8 +187,6 @@ class Forwarding:
         watch.answered()
         body = await reply.read()
         if reply.status in REFUSALS:
-            self._forwarder.router.load.refused(option.replica.id)
-            self._forwarder.fleet.pulse(option.replica).suspect()
             return Refusal(reply.status, headers, body)
         self._compare(option, body)
         return await self._outlet.whole(reply.status, headers, body)
