@@ -109,5 +109,7 @@ class Metrics:
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The page for a scraper, in the format of its Accept header, and its Content-Type."""
-        encode, content_type = choose_encoder(accept)
+        # In OpenMetrics prometheus_client would write vLLM's names with "_" for ":".
+        compatible = self._page is not self._registry
+        encode, content_type = choose_encoder("text/plain" if compatible else accept)
         return encode(self._page), content_type

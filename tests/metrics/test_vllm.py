@@ -123,6 +123,12 @@ def test_its_series_have_the_labels_of_a_model_and_an_engine(samples):
     assert {(labels["model_name"], labels["engine"]) for labels in theirs} == {("tiny", "0")}
 
 
+def test_names_are_whole_in_whatever_format_is_asked_for(busy):
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    page = busy.http.get("/metrics", headers={"Accept": accept}).text
+    assert "\nvllm:num_requests_running{" in page
+
+
 def test_without_the_option_there_are_only_our_names(make_gateway):
     with make_gateway() as gateway:
         assert {name[:9] for name in gateway.metrics()} == {"ragcache_"}
