@@ -28,6 +28,7 @@ from ragcache.config import ServeSettings
 from ragcache.errors import ConfigError, RagcacheError
 
 if TYPE_CHECKING:
+    from ragcache.gateway.membership import Membership
     from ragcache.serving import Serving
 
 
@@ -99,19 +100,30 @@ def main() -> None:
 async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
 
-    loading = _load(settings)
+    membership = _membership(settings)
+    loading = _load(settings, membership)
     app = create_app(
         loading,
         api_keys=settings.api_key,
         max_body_size=int(settings.max_body_size),
         metrics_compat=settings.metrics_compat,
     )
+    if membership is not None:
+        membership.join(app)
     await serve(app, settings.host, settings.port)
     if loading.done():
         await asyncio.to_thread(loading.result().close)
 
 
-def _load(settings: ServeSettings) -> asyncio.Future[Serving]:
+def _membership(settings: ServeSettings) -> Membership | None:
+    if settings.redis_url is None:
+        return None
+    from ragcache.gateway.membership import Membership  # only who needs Redis imports its client
+
+    return Membership(settings.redis_url, settings)
+
+
+def _load(settings: ServeSettings, membership: Membership | None) -> asyncio.Future[Serving]:
     """Load on a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[Serving] = loop.create_future()
@@ -120,7 +132,8 @@ def _load(settings: ServeSettings) -> asyncio.Future[Serving]:
         try:
             from ragcache.loading import load_serving  # importing it takes seconds, too
 
-            arrive = partial(loading.set_result, load_serving(settings))
+            sink = membership.outbox if membership else None
+            arrive = partial(loading.set_result, load_serving(settings, sink))
         except Exception as error:
             arrive = partial(loading.set_exception, error)
         if not loop.is_closed():  # else a signal was faster than the model

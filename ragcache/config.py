@@ -141,6 +141,20 @@ class ServeSettings(ServerSettings):
         description="characters of a JSON string whose schema sets no limit, in tool calls and "
         "structured output; default: 200 for the embedded model, which repeats itself, else none",
     )
+    redis_url: str | None = Field(
+        None,
+        description="Redis or Valkey through which replicas know of each other: redis://, "
+        "rediss://, unix://, redis+sentinel:// or redis+cluster://",
+    )
+    advertise_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
+        description="where others reach this replica; default: http://HOST:PORT, with the "
+        "machine's name where HOST is every address",
+    )
+    cluster_name: str = Field(
+        "default", pattern=r"^[\w.-]+$", description="replicas with the same name know each other"
+    )
     cuda_graphs: bool = Field(True, description="on a GPU, record and replay decode steps")
     prefix_caching: bool = Field(True, description="share KV between requests")
     metrics_compat: Literal["vllm"] | None = Field(
@@ -155,6 +169,8 @@ class ServeSettings(ServerSettings):
             raise ValueError("host_cache_memory needs prefix_caching")
         if self.max_running > self.max_batch_tokens:
             raise ValueError("max_running must not exceed max_batch_tokens")
+        if self.redis_url and not self.port and not self.advertise_url:
+            raise ValueError("redis_url needs advertise_url where the port is picked at random")
         return self
 
 

@@ -29,6 +29,7 @@ from ragcache.engine.source import ModelSource, find_model
 from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.prefix.cache import PrefixCache
+from ragcache.prefix.events import BlockSink
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.loader import load_tokenizer
 from ragcache.prompt.tokenize import TokenizerPool
@@ -39,8 +40,10 @@ log = logging.getLogger(__name__)
 SMALL_MODELS_STRINGS = 200  # characters; the embedded model would go on until its tokens run out
 
 
-def load_serving(settings: ServeSettings) -> Serving:
+def load_serving(settings: ServeSettings, sink: BlockSink | None = None) -> Serving:
     """Load everything and start the engine; takes seconds to minutes, so not on an event loop.
+
+    `sink` is told which blocks can be found.
 
     Raises:
         ConfigError: naming the option that cannot be honoured.
@@ -51,13 +54,17 @@ def load_serving(settings: ServeSettings) -> Serving:
         if workers is not None:
             undo.callback(workers.close)
         with workers.needed() if workers else nullcontext():
-            serving = _load(settings, source, workers, undo)
+            serving = _load(settings, source, workers, sink, undo)
         undo.pop_all()
     return serving
 
 
 def _load(
-    settings: ServeSettings, source: ModelSource, workers: Workers | None, undo: ExitStack
+    settings: ServeSettings,
+    source: ModelSource,
+    workers: Workers | None,
+    sink: BlockSink | None,
+    undo: ExitStack,
 ) -> Serving:
     """The rest of `load_serving`; `undo` takes what must be undone if it fails."""
     loaded = load_runner(settings, workers.meet if workers else lambda: None)
@@ -75,7 +82,7 @@ def _load(
     strings = settings.max_string_length or (SMALL_MODELS_STRINGS if is_small else None)
     runner = ParallelRunner(loaded.runner, workers) if workers else loaded.runner
     host_blocks, min_swap = measure_host_tier(runner, loaded, served.max_model_len, settings)
-    client = start_engine(runner, loaded.num_blocks, settings, host_blocks, min_swap)
+    client = start_engine(runner, loaded.num_blocks, settings, host_blocks, min_swap, sink)
     undo.callback(client.engine.stop)
     if workers is not None:
         workers.watch(client.engine.fail)
@@ -172,14 +179,19 @@ def start_engine(
     settings: ServeSettings,
     host_blocks: int = 0,
     min_swap: int = 1,
+    sink: BlockSink | None = None,
 ) -> EngineClient:
-    """Start an engine thread over a pool of `num_blocks` blocks, and `host_blocks` on the host."""
+    """Start an engine thread over a pool of `num_blocks` blocks, and `host_blocks` on the host.
+
+    `sink` is told which blocks can be found.
+    """
     cache = PrefixCache(
         num_blocks,
         settings.block_size,
         share=settings.prefix_caching,
         host_blocks=host_blocks,
         min_swap=min_swap,
+        sink=sink,
     )
     scheduler = Scheduler(
         cache, max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running

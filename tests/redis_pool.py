@@ -107,9 +107,9 @@ class Life:
         self.cache.release("a")
 
     def says(self, **values: object) -> None:
-        """Its next lease has these."""
+        """Its next lease, which is due, has these."""
         self.replica = replace(self.replica, **values)
-        self.publisher.renew_soon()
+        self.publisher._renew_at = 0.0
 
     async def die(self) -> None:
         """As with kill -9: nothing more is said."""
@@ -137,15 +137,18 @@ async def eventually(condition: Callable[[], object], seconds: float = 20) -> No
 class Pool:
     """Replicas and directories that meet at one server."""
 
-    def __init__(self, url: str, name: str, stack: AsyncExitStack) -> None:
+    def __init__(self, url: str, name: str) -> None:
         self.server, self.keys = Server(url), Keys(name)
-        self._stack = stack
+        self._stack = AsyncExitStack()
 
     def replica(self, name: str = "a", blocks: int = 40, **options: int) -> Life:
         life = Life.begin(self.server, self.keys, name, blocks, **options)
         life.publisher.start()
         self._stack.push_async_callback(life.publisher.close)
         return life
+
+    async def close(self) -> None:
+        await self._stack.aclose()
 
     def directory(self) -> Directory:
         directory = Directory()

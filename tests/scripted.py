@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from ragcache.bench.hashing import HashRunner
 from ragcache.config import ServeSettings
 from ragcache.gateway.app import create_app, listening
+from ragcache.gateway.membership import Membership
 from ragcache.loading import assemble, load_serving, start_engine
 from ragcache.prompt.vocabulary import BYTE_ALPHABET, Vocabulary
 from ragcache.serving import ServedModel, Serving
@@ -155,7 +156,9 @@ class Gateway:
 
 
 @contextmanager
-def in_thread(serving: Serving, **options: object) -> Iterator[str]:
+def in_thread(
+    serving: Serving, membership: Membership | None = None, **options: object
+) -> Iterator[str]:
     """The gateway on a loop of its own, so that synchronous clients can be used."""
     loop = asyncio.new_event_loop()
     ready, stop = threading.Event(), asyncio.Event()
@@ -164,7 +167,10 @@ def in_thread(serving: Serving, **options: object) -> Iterator[str]:
     async def main() -> None:
         loading = loop.create_future()
         loading.set_result(serving)
-        async with listening(create_app(loading, **options), "127.0.0.1", 0) as url:
+        app = create_app(loading, **options)
+        if membership is not None:
+            membership.join(app)
+        async with listening(app, "127.0.0.1", 0) as url:
             urls.append(url)
             ready.set()
             await stop.wait()
@@ -203,10 +209,12 @@ def make_gateway(smollm2) -> Callable[..., Gateway]:
             "scripted",
             settings.prefix_caching,
         )
-        client = start_engine(model, num_blocks, settings, host_blocks)
+        membership = Membership(settings.redis_url, settings) if settings.redis_url else None
+        sink = membership.outbox if membership else None
+        client = start_engine(model, num_blocks, settings, host_blocks, sink=sink)
         serving = assemble(served, smollm2, client)
         try:
-            with in_thread(serving, **options) as url, ExitStack() as clients:
+            with in_thread(serving, membership, **options) as url, ExitStack() as clients:
                 yield Gateway(url, model, serving, clients)
         finally:
             serving.close()

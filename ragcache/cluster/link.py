@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -29,6 +30,7 @@ class Link:
     ) -> None:
         self.server = server
         self.connected = False
+        self.answered_at = time.monotonic()  # when the work was last done, or this was made
         self._work = work
         self._on_lost = lost
         self._told = False  # whether the log has the state
@@ -64,6 +66,7 @@ class Link:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _found(self) -> None:
+        self.answered_at = time.monotonic()
         if not self.connected:
             log.info("%s answers", self.server)
             self.connected = self._told = True

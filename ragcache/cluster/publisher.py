@@ -44,7 +44,7 @@ class Publisher:
         self._saved = 0  # position of the last snapshot
         self._renew_at = self._save_at = 0.0
         self._published = self._dropped = 0  # changes
-        self._renewed = self._rival = False
+        self._renewed = self._rival = self._draining = False
 
     def start(self) -> None:
         """Begin, in the background; whether the server is there does not matter."""
@@ -58,22 +58,20 @@ class Publisher:
                 async with self._link.server.client() as client:
                     await self._leave(client)
 
-    def renew_soon(self) -> None:
-        """Tell what `describe` says by now with the next batch."""
-        self._renew_at = 0.0
-
     def stats(self) -> ClusterStats:
         """How well the others are informed."""
+        connected, silence = self._link.connected, time.monotonic() - self._link.answered_at
         return ClusterStats(
-            connected=self._link.connected,
+            connected=connected,
             published=self._published,
             dropped=self._dropped + self._outbox.dropped,
-            lag_seconds=self._outbox.lag(),
+            lag_seconds=self._outbox.lag() if connected else silence,
         )
 
     async def _work(self, client: Client) -> None:
-        if time.monotonic() >= self._renew_at:
-            await self._renew(client)
+        replica = self._describe()
+        if time.monotonic() >= self._renew_at or replica.draining != self._draining:
+            await self._renew(client, replica)
         changes = self._outbox.take()
         if changes is None or not self._in_step:
             self._dropped += len(changes or ())
@@ -83,14 +81,13 @@ class Publisher:
         if time.monotonic() >= self._save_at and self._position > self._saved:
             await self._save(client)
 
-    async def _renew(self, client: Client) -> None:
-        replica = self._describe()
+    async def _renew(self, client: Client, replica: Replica) -> None:
         found = await lease.renew(client, self._keys, replica)
         self._in_step &= found.complete
         if found.epoch_changed and self._renewed and not self._rival:
             log.warning("another replica says that it is reached at %s, too", replica.url)
             self._rival = True
-        self._renewed = True
+        self._renewed, self._draining = True, replica.draining
         self._renew_at = time.monotonic() + RENEWAL
 
     async def _begin_anew(self, client: Client) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from ragcache.metrics.engine import EngineCollector, Source
 from ragcache.metrics.tally import Tally
@@ -106,6 +107,10 @@ class Metrics:
     ) -> Histogram:
         names = ("model_name", *labels)
         return Histogram(f"ragcache_{name}", text, names, registry=self._registry, buckets=buckets)
+
+    def register(self, collector: Collector) -> None:
+        """Let the page have the metrics of something else, too."""
+        self._registry.register(collector)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The page for a scraper, in the format of its Accept header, and its Content-Type."""

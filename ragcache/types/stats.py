@@ -107,7 +107,7 @@ class ClusterStats:
     """How well the other replicas are informed about this one.
 
     `published` and `dropped` count changes of blocks; those dropped are told by a snapshot.
-    `lag_seconds` is how long the oldest change has been waiting.
+    `lag_seconds` is how old what they know may be.
     """
 
     connected: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 from redis_pool import eventually, known, names
 
@@ -45,11 +46,19 @@ async def test_who_comes_late_knows_what_happened_before(pool):
         await eventually(lambda view=directory: view.match("a:8000", names([31] * 6)) == 3)
 
 
-async def test_load_and_draining_come_with_the_lease(pool):
+async def test_load_comes_with_the_lease(pool):
     replica, directory = pool.replica(), pool.directory()
     await eventually(directory.replicas)
-    replica.says(running=3, waiting=7, draining=True)
+    replica.says(running=3, waiting=7)
     await eventually(lambda: directory.replicas() == [replica.replica])
+
+
+async def test_draining_is_told_before_the_lease_is_due(pool, monkeypatch):
+    monkeypatch.setattr("ragcache.cluster.publisher.RENEWAL", 3600)
+    replica, directory = pool.replica(), pool.directory()
+    await eventually(directory.replicas)
+    replica.replica = replace(replica.replica, draining=True)
+    await eventually(lambda: directory.replicas()[0].draining)
 
 
 async def test_who_leaves_is_gone_soon_and_leaves_nothing(pool, redis_server):
@@ -58,7 +67,7 @@ async def test_who_leaves_is_gone_soon_and_leaves_nothing(pool, redis_server):
     await eventually(lambda: known(directory, replica))
     await replica.publisher.close()
     await eventually(lambda: directory.replicas()[0].draining)
-    assert 0 < redis_server.admin.ttl(pool.keys.lease("a:8000")) <= FAREWELL
+    assert redis_server.admin.ttl(pool.keys.lease("a:8000")) <= FAREWELL
     await eventually(lambda: not directory.replicas())
     assert redis_server.admin.keys() == [pool.keys.replicas.encode()]
 
@@ -97,7 +106,7 @@ async def test_two_lives_at_one_address_are_warned_of(pool, caplog):
     one, other = pool.replica(), pool.replica()
     for _ in range(3):
         for life in (one, other):
-            life.publisher.renew_soon()
+            life.says()
             await asyncio.sleep(0.3)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "another replica says that it is reached at http://a:8000, too"
