@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
+from rich.progress import Progress
 
 from ragcache.bench.client import ChatClient, first_model
 from ragcache.bench.figures import ProbeFigures, Results, RunFigures, summarise
@@ -21,6 +21,7 @@ from ragcache.bench.ideal import ideal_hits
 from ragcache.bench.load import Exchange, Load
 from ragcache.bench.options import ServeBench
 from ragcache.bench.probe import Probe
+from ragcache.bench.progress import progress
 from ragcache.bench.tables import report
 from ragcache.bench.tokens import ChatTokenizer
 from ragcache.bench.workload import Workload, WorkloadShape, make_workload
@@ -49,19 +50,14 @@ async def measure(options: ServeBench) -> Results:
         model = options.model or await first_model(http, url)
         extra = {"ignore_eos": True} if options.ignore_eos else {}
         client = ChatClient(http, url, model, extra)
-        with _progress() as progress:
-            return await _Benchmark(options, client, tokenizer, progress).run()
+        with progress() as shown:
+            return await _Benchmark(options, client, tokenizer, shown).run()
 
 
 def _headers(options: ServeBench) -> dict[str, str]:
     if options.api_key is None:
         return {}
     return {"Authorization": f"Bearer {options.api_key.get_secret_value()}"}
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
 
 
 class _Benchmark:

@@ -13,14 +13,13 @@ from typing import Any
 import aiohttp
 import psutil
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ragcache.bench.chaos.run import Chaos, Plan
 from ragcache.bench.client import first_model
 from ragcache.bench.options import ChaosBench
+from ragcache.bench.progress import progress
 from ragcache.bench.settings import apart
 from ragcache.engine.source import find_model
 from ragcache.gateway.app import create_app, listening
@@ -75,10 +74,10 @@ async def _play(options: ChaosBench, url: str, *, own: bool) -> dict[str, Any]:
             options.compared,
             options.model or await first_model(http, url),
         )
-        with _progress() as progress:
-            task = progress.add_task("chaos", total=options.requests)
+        with progress() as shown:
+            task = shown.add_task("chaos", total=options.requests)
             resident = _resident if own else None
-            chaos = Chaos(http, url, plan, resident, lambda: progress.advance(task))
+            chaos = Chaos(http, url, plan, resident, lambda: shown.advance(task))
             started = time.perf_counter()
             await chaos.play()
     account = chaos.account
@@ -94,11 +93,6 @@ async def _play(options: ChaosBench, url: str, *, own: bool) -> dict[str, Any]:
 
 def _resident() -> int:
     return int(psutil.Process().memory_info().rss)
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
 
 
 @asynccontextmanager

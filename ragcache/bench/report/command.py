@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ragcache.bench.options import ReportBench
+from ragcache.bench.progress import progress
 from ragcache.bench.report import claims, speed
 from ragcache.bench.report.page import page
 from ragcache.engine.source import find_model
@@ -66,7 +66,7 @@ class Sizes:
 def measure(options: ReportBench, sizes: Sizes = Sizes()) -> dict[str, Any]:
     """The parts in turn, so that none disturbs another; memory first, then time."""
     seed, requests = options.seed, options.requests
-    with _progress() as progress:
+    with progress() as shown:
         parts: dict[str, Callable[[], Any]] = {
             "packing": partial(claims.packing, seed, sizes.lifetimes),
             "sharing": partial(claims.sharing, seed, sizes.concurrency, sizes.lifetimes // 12),
@@ -76,18 +76,13 @@ def measure(options: ReportBench, sizes: Sizes = Sizes()) -> dict[str, Any]:
             "ideal_hit_rate": partial(claims.ideal_hit_rate, seed),
             "attention": partial(speed.attention_ms, sizes.block_sizes, sizes.rounds),
         }
-        names = progress.track(parts, description="memory and blocks")
+        names = shown.track(parts, description="memory and blocks")
         results: dict[str, Any] = {name: parts[name]() for name in names}
-        asked = progress.add_task("requests", total=2 * len(sizes.prefixes) * (requests + 1))
-        advance = partial(progress.advance, asked)
+        asked = shown.add_task("requests", total=2 * len(sizes.prefixes) * (requests + 1))
+        advance = partial(shown.advance, asked)
         caching = speed.caching(options.model, requests, seed, advance, sizes.prefixes)
         results["speed"] = asyncio.run(caching)
     for row, milliseconds in zip(results["block_sizes"], results.pop("attention"), strict=True):
         row["attention_ms"] = milliseconds
     name = find_model(options.model).name
     return {"seed": seed, "model": name, "machine": speed.machine(), **results}
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
