@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 720
+WIDTH = 640
 BAR, ROW = 22, 34  # heights
-LABELS = 170  # width of the names in front of bars
+LABELS = 150  # width of the names in front of bars
 NOTES = 110  # width of the notes behind them
 TOP, BOTTOM, LEFT = 16, 46, 58  # margins of lines; their names stand at their right ends
 LETTER = 8  # width
@@ -104,7 +104,7 @@ def _svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     head = (
         f'<div class="scroll"><svg role="img" aria-label="{escape(title)}"'
         f' viewBox="0 0 {width} {height}"'
-        f' style="max-width: {width}px; min-width: {width * 3 // 4}px">'
+        f' style="max-width: {width * 9 // 8}px; min-width: {width * 5 // 8}px">'
     )
     return "\n".join([head, *parts, "</svg></div>"])
 
