@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -95,31 +95,33 @@ class Page:
             self.problems.append(params["entry"]["text"])
 
 
+@contextmanager
+def chromium(profile: Path) -> Iterator[str]:
+    """A browser that keeps its files in the new folder `profile`; yields where it is controlled."""
+    options = ("--remote-debugging-port=0", f"--user-data-dir={profile}")
+    with subprocess.Popen([PROGRAM, *FLAGS, *options], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://127.0.0.1:{_port(profile / 'DevToolsActivePort')}"
+        finally:
+            process.terminate()
+
+
+def _port(file: Path) -> int:
+    """The port that the browser has chosen, once it listens."""
+    deadline = time.monotonic() + PATIENCE
+    while not (file.is_file() and (lines := file.read_text().split())):
+        assert time.monotonic() < deadline, "the browser does not start"
+        time.sleep(0.05)
+    return int(lines[0])
+
+
 @asynccontextmanager
-async def chromium(profile: Path) -> AsyncIterator[Page]:
-    """A tab of a new browser that keeps its files in `profile`."""
-    options = ("--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank")
-    process = await asyncio.create_subprocess_exec(
-        PROGRAM, *FLAGS, *options, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
-        port = await _port(process.stderr)
-        told = asyncio.create_task(process.stderr.read())  # or it would stop at a full pipe
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-            async with http.get("/json/list") as response:
-                (tab,) = [each for each in await response.json() if each["type"] == "page"]
-            async with http.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                yield Page(socket)
-    finally:
-        process.terminate()
-        await process.wait()
-    await told
-
-
-async def _port(stderr: asyncio.StreamReader) -> int:
-    """The port that the browser has chosen, once it says so."""
-    async with asyncio.timeout(PATIENCE):
-        while line := await stderr.readline():
-            if found := re.search(rb"DevTools listening on ws://127.0.0.1:(\d+)/", line):
-                return int(found[1])
-    raise RuntimeError("the browser has ended")
+async def tab(browser: str) -> AsyncIterator[Page]:
+    """A new tab of a browser."""
+    async with aiohttp.ClientSession(browser) as http:
+        async with http.put("/json/new?about:blank") as response:
+            opened = await response.json(content_type=None)
+        async with http.ws_connect(opened["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            yield Page(socket)
+        async with http.get(f"/json/close/{opened['id']}") as response:
+            assert response.status == 200

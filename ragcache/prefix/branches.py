@@ -8,9 +8,10 @@ conversation, of which every turn reads a bit more, is a few branches and not on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 from itertools import count as counter
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from ragcache.prefix.blocks import Block, Node
@@ -38,23 +39,26 @@ def hottest(
     The hottest branch is followed first, so little of a large tree is seen: at most `most` nodes,
     of those with many children the oldest ones. The blocks on the way get their names.
     """
-    walk = _Walk(most)
+    walk = _Walk(count, most)
     for namespace, root in islice(index.roots.items(), most):
         if namespace.startswith(owner):
             walk.fork(walk.hit_children(root), namespace, None, 0)
-    return [walk.follow(start, block_size) for start in islice(walk, count)]
+    return [walk.follow(start, block_size) for start in walk]
 
 
 class _Walk:
-    """An iterator of the branches that begin at the forks found so far, the hottest first."""
+    """An iterator of `count` branches that begin at the forks found so far, the hottest first."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, count: int, most: int) -> None:
+        self._count = count
         self._left = most
         self._starts: list[tuple[int, int, _Start]] = []  # a heap
         self._order = counter()
 
     def __iter__(self) -> Iterator[_Start]:
-        while self._starts:
+        for _ in range(self._count):
+            if not self._starts:
+                return
             yield heappop(self._starts)[-1]
 
     def hit_children(self, node: Node) -> list[Block]:
@@ -64,8 +68,8 @@ class _Walk:
         return [child for child in islice(children.values(), room) if child.hits]
 
     def fork(self, blocks: list[Block], above: bytes, parent: bytes | None, depth: int) -> None:
-        """Note where branches begin."""
-        for block in blocks:
+        """Note where branches begin, as far as their turn can come."""
+        for block in nlargest(self._count, blocks, key=attrgetter("hits")):
             start = _Start(block, above, parent, depth)
             heappush(self._starts, (-block.hits, next(self._order), start))
 

@@ -7,7 +7,7 @@ import re
 
 import aiohttp
 import pytest
-from browser import chromium, needs_chromium
+from browser import chromium, needs_chromium, tab
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache.gateway.app import create_app, listening
@@ -32,10 +32,16 @@ async def data_of(http, **options):
         return await response.json()
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
 @pytest.fixture
-async def page(tmp_path):
+async def page(browser):
     """A tab whose scripts must not fail, nor meet the policy of the page."""
-    async with chromium(tmp_path) as page:
+    async with tab(browser) as page:
         yield page
     assert not page.problems
 
