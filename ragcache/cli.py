@@ -1,4 +1,4 @@
-"""`ragcache serve` and `ragcache bench`; every option is a field of a settings class."""
+"""`ragcache serve`, `route` and `bench`; every option is a field of a settings class."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
@@ -24,12 +25,16 @@ from ragcache.bench.options import (
     RoutingBench,
     ServeBench,
 )
-from ragcache.config import ServeSettings
+from ragcache.config import RouteSettings, ServeSettings
 from ragcache.errors import ConfigError, RagcacheError
 
 if TYPE_CHECKING:
     from ragcache.gateway.membership import Membership
+    from ragcache.gateway.route.following import Following
+    from ragcache.gateway.route.reading import Encode
     from ragcache.serving import Serving
+
+T = TypeVar("T")
 
 
 class Serve(ServeSettings):
@@ -37,10 +42,17 @@ class Serve(ServeSettings):
 
     def cli_cmd(self) -> None:
         """Answer from the first second, load the model meanwhile, end at a signal."""
-        logging.basicConfig(
-            level=self.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-        )
+        _log(self.log_level)
         asyncio.run(_serve(self))
+
+
+class Route(RouteSettings):
+    """Forward to replicas, each request to the one that has most of its prompt cached."""
+
+    def cli_cmd(self) -> None:
+        """Answer from the first second, until a signal."""
+        _log(self.log_level)
+        asyncio.run(_route(self))
 
 
 class Bench(BaseModel):
@@ -73,6 +85,7 @@ class Ragcache(BaseSettings):
     )
 
     serve: CliSubCommand[Serve]
+    route: CliSubCommand[Route]
     bench: CliSubCommand[Bench]
 
     def cli_cmd(self) -> None:
@@ -101,7 +114,13 @@ async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
 
     membership = _membership(settings)
-    loading = _load(settings, membership)
+
+    def load() -> Serving:
+        from ragcache.loading import load_serving  # importing it takes seconds, too
+
+        return load_serving(settings, membership.outbox if membership else None)
+
+    loading = _in_thread(load)
     app = create_app(
         loading,
         api_keys=settings.api_key,
@@ -110,7 +129,7 @@ async def _serve(settings: ServeSettings) -> None:
     )
     if membership is not None:
         membership.join(app)
-    await serve(app, settings.host, settings.port)
+    await serve(app, loading, settings.host, settings.port)
     if loading.done():
         await asyncio.to_thread(loading.result().close)
 
@@ -123,24 +142,60 @@ def _membership(settings: ServeSettings) -> Membership | None:
     return Membership(settings.redis_url, settings)
 
 
-def _load(settings: ServeSettings, membership: Membership | None) -> asyncio.Future[Serving]:
+async def _route(settings: RouteSettings) -> None:
+    from ragcache.gateway.app import serve
+    from ragcache.gateway.route.app import create_app
+
+    following = _following(settings)
+
+    def load() -> Encode | None:
+        if following is None:
+            return None  # prompts need not be read
+        from ragcache.routing import load_encode
+
+        return load_encode(settings.model)
+
+    loading = _in_thread(load)
+    app = create_app(
+        loading,
+        urls=settings.replica,
+        directory=following.directory if following else None,
+        api_keys=settings.api_key,
+        max_body_size=int(settings.max_body_size),
+    )
+    if following is not None:
+        following.join(app)
+    await serve(app, loading, settings.host, settings.port)
+
+
+def _following(settings: RouteSettings) -> Following | None:
+    if settings.redis_url is None:
+        return None
+    from ragcache.gateway.route.following import Following
+
+    return Following(settings.redis_url, settings.cluster_name)
+
+
+def _in_thread(load: Callable[[], T]) -> asyncio.Future[T]:
     """Load on a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    loading: asyncio.Future[Serving] = loop.create_future()
+    loading: asyncio.Future[T] = loop.create_future()
 
     def work() -> None:
         try:
-            from ragcache.loading import load_serving  # importing it takes seconds, too
-
-            sink = membership.outbox if membership else None
-            arrive = partial(loading.set_result, load_serving(settings, sink))
+            arrive = partial(loading.set_result, load())
         except Exception as error:
             arrive = partial(loading.set_exception, error)
-        if not loop.is_closed():  # else a signal was faster than the model
+        if not loop.is_closed():  # else a signal was faster
             loop.call_soon_threadsafe(arrive)
 
     threading.Thread(target=work, name="loading", daemon=True).start()
     return loading
+
+
+def _log(level: str) -> None:
+    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=layout)
 
 
 def _complain(message: str, *, status: int) -> int:

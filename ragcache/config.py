@@ -50,6 +50,14 @@ class ServerSettings(BaseSettings):
     api_key: Annotated[list[str], NoDecode] = Field(
         [], description="accepted API key; repeat for more; each key has a cache of its own"
     )
+    redis_url: str | None = Field(
+        None,
+        description="Redis or Valkey through which replicas know of each other: redis://, "
+        "rediss://, unix://, redis+sentinel:// or redis+cluster://",
+    )
+    cluster_name: str = Field(
+        "default", pattern=r"^[\w.-]+$", description="replicas with the same name know each other"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
 
     @model_validator(mode="before")
@@ -141,19 +149,11 @@ class ServeSettings(ServerSettings):
         description="characters of a JSON string whose schema sets no limit, in tool calls and "
         "structured output; default: 200 for the embedded model, which repeats itself, else none",
     )
-    redis_url: str | None = Field(
-        None,
-        description="Redis or Valkey through which replicas know of each other: redis://, "
-        "rediss://, unix://, redis+sentinel:// or redis+cluster://",
-    )
     advertise_url: str | None = Field(
         None,
         pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
         description="where others reach this replica; default: http://HOST:PORT, with the "
         "machine's name where HOST is every address",
-    )
-    cluster_name: str = Field(
-        "default", pattern=r"^[\w.-]+$", description="replicas with the same name know each other"
     )
     cuda_graphs: bool = Field(True, description="on a GPU, record and replay decode steps")
     prefix_caching: bool = Field(True, description="share KV between requests")
@@ -183,13 +183,13 @@ class RouteSettings(ServerSettings):
         "GGUF file; default: the embedded small model",
     )
     replica: Annotated[list[str], NoDecode] = Field(
-        [], description="base URL of a replica; repeat for more"
+        [], description="base URL of a replica that Redis does not name; repeat for more"
     )
 
     @model_validator(mode="after")
     def _somewhere_to_go(self) -> Self:
-        if not self.replica:
-            raise ValueError("give replica, the URL of at least one")
+        if not self.replica and self.redis_url is None:
+            raise ValueError("give redis_url, or replica at least once")
         return self
 
 

@@ -106,15 +106,15 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
         await runner.cleanup()
 
 
-async def serve(app: web.Application, host: str, port: int) -> None:
+async def serve(app: web.Application, loading: asyncio.Future[Any], host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM; running requests may finish, a second signal ends at once.
 
-    Raises ConfigError for a busy port, and whatever loading the model raises.
+    Raises ConfigError for a busy port, and whatever `loading`, without which the application is not
+    ready, raises.
     """
     async with listening(app, host, port) as url:
         stop = _stop_signal()
         log.info("listening on %s", url)
-        loading = app[BACKEND].loading
         awaited: set[asyncio.Future[Any]] = {stop, loading}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():

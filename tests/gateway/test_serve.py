@@ -41,7 +41,7 @@ async def test_a_signal_lets_running_requests_finish_and_then_ends(
     loaded, serving, listened, number
 ):
     serving.script.pause = 0.02
-    task = asyncio.create_task(serve(create_app(loaded), "127.0.0.1", 0))
+    task = asyncio.create_task(serve(create_app(loaded), loaded, "127.0.0.1", 0))
     url = await listened()
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with (
@@ -60,17 +60,17 @@ async def test_a_busy_port_is_one_clear_error(loaded):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await serve(create_app(loaded), "127.0.0.1", port)
+            await serve(create_app(loaded), loaded, "127.0.0.1", port)
 
 
 async def test_an_address_of_another_machine_is_one_clear_error(loaded):
     with pytest.raises(ConfigError, match="cannot listen on"):
-        await serve(create_app(loaded), "192.0.2.1", 0)
+        await serve(create_app(loaded), loaded, "192.0.2.1", 0)
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_server(listened):
     loading = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(create_app(loading), "127.0.0.1", 0))
+    task = asyncio.create_task(serve(create_app(loading), loading, "127.0.0.1", 0))
     await listened()
     loading.set_exception(ConfigError("no such model"))
     with pytest.raises(ConfigError, match="no such model"):
