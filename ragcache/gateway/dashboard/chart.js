@@ -12,26 +12,24 @@ function niceStep(most) {
   return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
 }
 
-/** Small lines on one scale in a picture of 100 by 40, one for each look: means of `slots`. */
+/** Small lines on one scale in a picture of 100 by 40: means of so many slots; none of zeros. */
 function sparkline(lines, looks, slots) {
-  const means = lines.map((line) => inGroups(line.filter((value) => value !== null), slots).map(mean));
-  const top = Math.max(1, ...means.flat());
-  return means.map((line, i) => drawn("polyline", {
-    class: looks[i],
-    points: line.map((value, at) =>
-      `${(100 * at) / Math.max(1, line.length - 1)},${39 - (38 * value) / top}`).join(" "),
-  }));
+  const all = lines.map((line) => means(line.filter((value) => value !== null), slots));
+  const top = Math.max(1, ...all.flat());
+  const points = (line) => line.map((value, i) =>
+    `${(100 * i) / Math.max(1, line.length - 1)},${39 - (38 * value) / top}`).join(" ");
+  return all.flatMap((line, i) => (line.some((value) => value > 0)
+    ? [drawn("polyline", { class: looks[i], points: points(line) })]
+    : []));
 }
 
-/** Groups of so many values, of which the first may have fewer. */
-function inGroups(values, size) {
-  const short = values.length % size;
-  return Array.from({ length: Math.ceil(values.length / size) }, (_, i) =>
-    values.slice(Math.max(0, (i - (short ? 1 : 0)) * size + short), (i + (short ? 0 : 1)) * size + short));
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
+function means(values, size) {
+  const found = [];
+  for (let end = values.length; end > 0; end -= size) {
+    const group = values.slice(Math.max(0, end - size), end);
+    found.unshift(group.reduce((sum, value) => sum + value, 0) / group.length);
+  }
+  return found;
 }
 
 class Chart {
