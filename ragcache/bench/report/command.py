@@ -78,7 +78,7 @@ def measure(options: ReportBench, sizes: Sizes = Sizes()) -> dict[str, Any]:
         }
         names = shown.track(parts, description="memory and blocks")
         results: dict[str, Any] = {name: parts[name]() for name in names}
-        asked = shown.add_task("requests", total=2 * len(sizes.prefixes) * (requests + 1))
+        asked = shown.add_task("requests", total=2 * len(sizes.prefixes) * requests)
         advance = partial(shown.advance, asked)
         caching = speed.caching(options.model, requests, seed, advance, sizes.prefixes)
         results["speed"] = asyncio.run(caching)

@@ -91,16 +91,21 @@ async def caching(
 ) -> dict[str, Any]:
     """Time to first token and throughput of both sides, for each length of the shared prefix.
 
-    One request computes the prefix first and is not counted. Prompts are random tokens.
+    Where there is caching one request computes the prefix first, and is not counted. Prompts are
+    random tokens.
     """
     rng, points, same = random.Random(seed), [], 0
     async with side("on", model, caching=True) as on, side("off", model, caching=False) as off:
+        for each in (on, off):
+            await each.ask("warm up", [0] * OWN)
         for prefix in prefixes:
             prompts = _prompts(rng, on.vocab_size, prefix, requests + 1)
             point: dict[str, Any] = {"prefix": prefix}
             answers = {}
             for each in (on, off):
-                answers[each.name], wall = await _play(each, prompts, on_request)
+                if each is on:
+                    await on.ask(f"first {prefix}", prompts[0])
+                answers[each.name], wall = await _play(each, prompts[1:], on_request)
                 point[each.name] = _figures(answers[each.name], wall)
             same += sum(a.tokens == b.tokens for a, b in zip(*answers.values(), strict=True))
             points.append(point)
@@ -115,7 +120,7 @@ def _prompts(rng: random.Random, vocab_size: int, prefix: int, count: int) -> li
 async def _play(
     to: Side, prompts: list[list[int]], on_request: Callable[[], None]
 ) -> tuple[list[Answer], float]:
-    """Answers to all but the first prompt, and the seconds that they took together."""
+    """Answers to the prompts, and the seconds that they took together."""
     gate = asyncio.Semaphore(IN_FLIGHT)
 
     async def ask(number: int) -> Answer:
@@ -124,9 +129,8 @@ async def _play(
         on_request()
         return answer
 
-    await ask(0)
     started = perf_counter()
-    answers = await asyncio.gather(*(ask(number) for number in range(1, len(prompts))))
+    answers = await asyncio.gather(*(ask(number) for number in range(len(prompts))))
     return answers, perf_counter() - started
 
 
