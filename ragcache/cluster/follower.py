@@ -24,7 +24,7 @@ class Follower:
     """Reads leases, then a snapshot of each replica, then its stream from there on."""
 
     def __init__(self, server: Server, keys: Keys, directory: Directory) -> None:
-        self._link = Link(server, self._work, directory.lost)
+        self._link = Link(server, self._work, self._lost)
         self._keys = keys
         self._directory = directory
         self._leases_at = 0.0
@@ -45,6 +45,10 @@ class Follower:
             self._leases_at = time.monotonic() + LEASES_EVERY
         while await self._read_batches(client):
             pass
+
+    def _lost(self) -> None:
+        self._directory.lost()
+        self._leases_at = 0.0
 
     async def _read_leases(self, client: Client) -> None:
         leases = await lease.read(client, self._keys)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ragcache.cluster.keys import LEASE, REMAINS, Keys
 from ragcache.cluster.replica import Replica
-from ragcache.cluster.server import Client
+from ragcache.cluster.server import Client, send
 
 FIELDS = tuple(each.name for each in fields(Replica) if each.name != "id")
 
@@ -40,7 +40,7 @@ async def renew(client: Client, keys: Keys, replica: Replica, seconds: int = LEA
     pipe.sadd(keys.replicas, replica.id)
     for key in (keys.replicas, keys.events(*life), keys.snapshot(*life)):
         pipe.expire(key, REMAINS)
-    epoch, *_, events, snapshot = await pipe.execute()
+    epoch, *_, events, snapshot = await send(pipe)
     return Found(bool(events and snapshot), epoch not in (None, fields["epoch"].encode()))
 
 
@@ -52,7 +52,7 @@ async def forget_dead(client: Client, keys: Keys) -> None:
     pipe = client.pipeline(transaction=False)
     for replica_id in ids:
         pipe.exists(keys.lease(replica_id))
-    dead = [each for each, lives in zip(ids, await pipe.execute(), strict=True) if not lives]
+    dead = [each for each, lives in zip(ids, await send(pipe), strict=True) if not lives]
     if dead:
         await client.srem(keys.replicas, *dead)
 
@@ -66,7 +66,7 @@ async def read(client: Client, keys: Keys) -> dict[str, tuple[dict[bytes, bytes]
     for replica_id in ids:
         pipe.hgetall(keys.lease(replica_id))
         pipe.pttl(keys.lease(replica_id))
-    replies = await pipe.execute()
+    replies = await send(pipe)
     leases = zip(ids, replies[::2], replies[1::2], strict=True)
     return {each: (lease, left / 1000) for each, lease, left in leases if lease and left > 0}
 

@@ -68,13 +68,13 @@ class Link:
     def _found(self) -> None:
         self.answered_at = time.monotonic()
         if not self.connected:
-            log.info("%s answers", self.server)
+            log.info("working with %s", self.server)
             self.connected = self._told = True
 
     def _lost(self, error: Exception) -> None:
         if self.connected or not self._told:
             reason, expected = str(error) or type(error).__name__, isinstance(error, FAILURES)
-            text = "%s does not answer, going on without it: %s"
+            text = "going on without %s: %s"
             log.warning(text, self.server, reason, exc_info=None if expected else error)
         self.connected, self._told = False, True
         self._on_lost()

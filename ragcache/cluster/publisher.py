@@ -14,7 +14,7 @@ from ragcache.cluster.keys import FAREWELL, MOST_BATCHES, REMAINS, RENEWAL, Keys
 from ragcache.cluster.link import Link
 from ragcache.cluster.outbox import Outbox
 from ragcache.cluster.replica import Replica
-from ragcache.cluster.server import FAILURES, Client, Server
+from ragcache.cluster.server import FAILURES, Client, Server, send
 from ragcache.types import ClusterStats
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Publisher:
         pipe.xadd(self._events, changes.fields(), id=entry, maxlen=MOST_BATCHES)
         pipe.expire(self._events, REMAINS)
         try:
-            await pipe.execute()
+            await send(pipe)
         except FAILURES:
             self._dropped += len(changes)
             raise

@@ -27,11 +27,11 @@ SCHEMES = ["unix", *(scheme + kind for scheme in ("redis", "rediss") for kind in
 class Client(Protocol):
     """What is used of redis-py, whose own types leave open what a client was made for.
 
-    Every command is in Redis 6.2. A pipeline's `execute` raises the first error among its replies.
+    Every command is in Redis 6.2.
     """
 
     def pipeline(self, *, transaction: bool) -> Any:
-        """Commands that are sent together."""
+        """Commands that are sent together, see `send`."""
 
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
         """HGETALL."""
@@ -109,6 +109,18 @@ class Server:
         )
         tls = access.pop("connection_class", None) is not None
         return {**access, "ssl": tls}
+
+
+async def send(pipeline: Any) -> list[Any]:
+    """The replies to its commands, all of which are run; raises the first error among them.
+
+    redis-py would put the command before the error, with names of blocks, which are not text.
+    """
+    replies: list[Any] = await pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _options() -> dict[str, Any]:

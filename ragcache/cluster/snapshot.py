@@ -11,7 +11,7 @@ import asyncio
 from ragcache.cluster.blocks import Blocks, Changes
 from ragcache.cluster.keys import REMAINS, Keys
 from ragcache.cluster.replica import Replica
-from ragcache.cluster.server import Client
+from ragcache.cluster.server import Client, send
 
 
 async def write(
@@ -23,7 +23,7 @@ async def write(
     pipe = client.pipeline(transaction=False)
     pipe.hset(key, mapping={"position": position, **fields})
     pipe.expire(key, REMAINS)
-    await pipe.execute()
+    await send(pipe)
 
 
 async def read(client: Client, keys: Keys, replica: Replica) -> tuple[int, Blocks] | None:
