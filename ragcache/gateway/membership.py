@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Membership:
     """Tells the pool of this gateway, from when its model is loaded until it has stopped.
 
-    `outbox` is the sink of the engine's prefix cache. Raises ConfigError for a URL of Redis that
-    is wrong; whether the server is there never matters.
+    `outbox` is the sink of the engine's prefix cache, `url` where others reach it. Raises
+    ConfigError for a URL of Redis that is wrong; whether the server is there never matters.
     """
 
     def __init__(self, url: str, settings: ServeSettings) -> None:
         self.outbox = Outbox()
         self._server = Server(url)
         self._keys = Keys(settings.cluster_name)
-        self._url = settings.advertise_url or _default_url(settings)
+        self.url = (settings.advertise_url or _default_url(settings)).rstrip("/")
         self._epoch = uuid4().hex
         self._publisher: Publisher | None = None
 
@@ -70,9 +70,9 @@ class Membership:
     def _describe(self, backend: Backend, serving: Serving) -> Replica:
         stats = serving.stats()
         return Replica(
-            id=self._url.partition("://")[2],
+            id=self.url.partition("://")[2],
             epoch=self._epoch,
-            url=self._url,
+            url=self.url,
             models=serving.model_names,
             fingerprint=serving.model.fingerprint,
             block_size=stats.block_size,

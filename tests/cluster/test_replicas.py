@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from scripted import BLOCK
 
 from ragcache.cluster.directory import Directory
 from ragcache.config import ServeSettings
+from ragcache.gateway.membership import Membership
 from ragcache.gateway.tenants import Tenants
 from ragcache.prefix.names import block_names, namespace_name, owner_name
 
@@ -178,6 +180,34 @@ def everything(admin):
     for key in admin.keys("*"):
         yield key
         yield from read[admin.type(key)](key)
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"host": "::1", "port": 9}, "http://[::1]:9"),
+        ({"host": "0.0.0.0"}, f"http://{socket.gethostname()}:8000"),
+        ({"port": 0, "advertise_url": "https://replica.example/a/"}, "https://replica.example/a"),
+    ],
+)
+def test_others_reach_a_replica_where_it_listens_or_as_it_says(options, url):
+    settings = ServeSettings(redis_url="redis://host", **options)
+    assert Membership("redis://host", settings).url == url
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": 0},
+        {"advertise_url": "replica:8000"},
+        {"advertise_url": "http://user:password@replica"},
+        {"cluster_name": "a}b"},
+    ],
+)
+def test_what_others_could_not_use_is_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options)) + "|advertise_url"):
+        ServeSettings(redis_url="redis://host", **options)
 
 
 def test_only_who_needs_redis_imports_its_client():
