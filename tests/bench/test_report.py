@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ragcache.bench.lengths import ALPACA, LONGEST, SHAREGPT
 from ragcache.bench.options import ReportBench
-from ragcache.bench.report import claims, command, speed, svg
+from ragcache.bench.report import claims, command, figures, speed, svg
 from ragcache.bench.report.command import Sizes, measure, render, run
 from ragcache.bench.report.memory import Contiguous, Job, Paged, reservations
 from ragcache.bench.report.packing import jobs, pack
@@ -194,6 +194,13 @@ def test_lines_rise_with_their_values_and_labels_stand_apart():
     assert [label.text for label in labels] == ["one 10.0", "two 9.9"]
     heights = [float(label.get("y")) for label in labels]
     assert abs(heights[0] - heights[1]) >= 15.9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.012"), (4.18, "4.2"), (152.1, "152"), (4e4, "40,000")]
+)
+def test_numbers_are_short_and_without_exponents(value, text):
+    assert figures._short(value) == text
 
 
 def test_the_command_writes_the_page_and_shows_the_claims(results, tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def block_sizes(rows: Rows, ideal: float) -> tuple[str, Table]:
     usual = next((row for row in rows if row["block_size"] == USUAL), rows[0])
     times = line("attention", "other", lambda row: row["attention_ms"] / usual["attention_ms"])
     times += line("look up", "ours", lambda row: row["lookup_ms"] / usual["lookup_ms"])
-    percent, whole, multiple = "{:.1%}".format, "{:.0f}".format, "{:.2g} ×".format
+    percent, whole = "{:.1%}".format, "{:.0f}".format
     plots = [
         _small("empty share of what is reserved", sizes, line("", "ours", _waste), percent),
         _small(
@@ -121,7 +121,12 @@ def block_sizes(rows: Rows, ideal: float) -> tuple[str, Table]:
             line("", "ours", lambda row: row["entries"]),
             whole,
         ),
-        _small(f"time, with blocks of {usual['block_size']} as 1", sizes, times, multiple),
+        _small(
+            f"time, with blocks of {usual['block_size']} as 1",
+            sizes,
+            times,
+            lambda value: f"{_short(value)} ×",
+        ),
     ]
     head = [
         "block size",
@@ -159,10 +164,15 @@ def speed(results: dict[str, Any]) -> tuple[str, Table]:
         ]
 
     axis = "tokens of the shared prefix"
-    seconds, rate = "{:.2g} s".format, "{:.3g}".format
     plots = _pair(
-        _small("time to first token, median", prefixes, both("ttft"), seconds, axis),
-        _small("output tokens a second", prefixes, both("output_rate"), rate, axis),
+        _small(
+            "time to first token, median",
+            prefixes,
+            both("ttft"),
+            lambda value: f"{_short(value)} s",
+            axis,
+        ),
+        _small("output tokens a second", prefixes, both("output_rate"), _short, axis),
     )
     head = ["shared prefix", "TTFT on, s", "off, s", "tokens/s on", "off", "hit tokens on", "off"]
     return plots, Table(
@@ -177,6 +187,11 @@ def speed(results: dict[str, Any]) -> tuple[str, Table]:
             for point in points
         ],
     )
+
+
+def _short(value: float) -> str:
+    """With two digits that say something, and all in front of the point."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _waste(row: dict[str, Any]) -> float:
