@@ -21,6 +21,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
 from anthropic import Anthropic
 from numpy.typing import NDArray
 from openai import OpenAI
@@ -160,17 +161,30 @@ def in_thread(
     serving: Serving, membership: Membership | None = None, **options: object
 ) -> Iterator[str]:
     """The gateway on a loop of its own, so that synchronous clients can be used."""
+
+    def make(loading: asyncio.Future[Serving]) -> web.Application:
+        app = create_app(loading, **options)
+        if membership is not None:
+            membership.join(app)
+        return app
+
+    with app_in_thread(make, serving) as url:
+        yield url
+
+
+@contextmanager
+def app_in_thread(
+    make: Callable[[asyncio.Future[Any]], web.Application], loaded: object
+) -> Iterator[str]:
+    """An application on a loop of its own, made with what it waits for; yields its URL."""
     loop = asyncio.new_event_loop()
     ready, stop = threading.Event(), asyncio.Event()
     urls: list[str] = []
 
     async def main() -> None:
         loading = loop.create_future()
-        loading.set_result(serving)
-        app = create_app(loading, **options)
-        if membership is not None:
-            membership.join(app)
-        async with listening(app, "127.0.0.1", 0) as url:
+        loading.set_result(loaded)
+        async with listening(make(loading), "127.0.0.1", 0) as url:
             urls.append(url)
             ready.set()
             await stop.wait()

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from scripted import make_gateway
-from traffic import busy, samples
+from traffic import busy, router, samples
 
-__all__ = ["busy", "make_gateway", "samples"]
+__all__ = ["busy", "make_gateway", "router", "samples"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import ByteSize, TypeAdapter
@@ -28,6 +29,7 @@ OURS = [name for name in NAMES if services()[name]["image"].startswith("ragcache
 VARIABLES = {
     "BIND",
     "PORT",
+    "ROUTER_PORT",
     "PROMETHEUS_PORT",
     "GRAFANA_PORT",
     "GRAFANA_PASSWORD",
@@ -122,14 +124,23 @@ def test_ours_are_built_under_the_version_of_the_project():
         service = services()[name]
         assert service["image"] == f"ragcache-gateway:{version}"
         assert (ROOT / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
-    assert read(GPU)["x-gateway"]["image"] == f"ragcache-gateway:{version}-gpu"
+    assert read(GPU)["x-ragcache"]["image"] == f"ragcache-gateway:{version}-gpu"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_commands_are_those_of_the_real_command_line(name, monkeypatch):
     for variable, value in variables().items():
         monkeypatch.setenv(variable, value)
-    parse_command(services()[name]["command"])
+    command = services()[name]["command"]
+    settings = parse_command(command)
+    if command[0] == "serve":
+        assert settings.serve.advertise_url == f"http://{name}:{settings.serve.port}"
+        assert urlsplit(settings.serve.redis_url).hostname in NAMES
+    else:
+        assert (
+            settings.route.redis_url
+            == parse_command(services()["gateway"]["command"]).serve.redis_url
+        )
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -142,19 +153,31 @@ def test_our_services_write_only_where_they_may(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_services_may_finish_before_they_are_killed(name):
-    grace = int(services()[name]["stop_grace_period"].removesuffix("s"))
-    assert grace > 30
+    service = services()[name]
+    grace = int(service["stop_grace_period"].removesuffix("s"))
+    settings = parse_command(service["command"])
+    assert grace > (settings.serve or settings.route).drain_timeout
 
 
-def test_the_gpu_variant_changes_every_gateway_and_nothing_else():
+def test_the_gpu_variant_changes_our_services_and_gives_each_engine_a_gpu():
     gpu = read(GPU)
-    changed = gpu["services"]
-    engines = [name for name in OURS if services()[name]["command"][0] == "serve"]
-    assert sorted(changed) == sorted(engines)
-    for service in changed.values():
-        assert service["image"] == gpu["x-gateway"]["image"]
-        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-        assert device["capabilities"] == ["gpu"]
+    assert sorted(gpu["services"]) == OURS
+    assert {each["image"] for each in gpu["services"].values()} == {gpu["x-ragcache"]["image"]}
+    devices = []
+    for name in OURS:
+        if services()[name]["command"][0] == "serve":
+            resources = gpu["services"][name]["deploy"]["resources"]
+            (device,) = resources["reservations"]["devices"]
+            assert device["capabilities"] == ["gpu"]
+            devices += device["device_ids"]
+    assert len(devices) == len(set(devices)) == 2
+
+
+def test_a_fleet_is_two_replicas_and_a_router():
+    fleet = [name for name in OURS if has_profile(name, "fleet")]
+    commands = [services()[name]["command"][0] for name in fleet]
+    assert sorted(commands) == ["route", "serve", "serve"]
+    assert [name for name in OURS if has_profile(name, None)] == ["gateway"]
 
 
 def test_prometheus_scrapes_our_services_and_reads_its_rules():

@@ -70,7 +70,7 @@ def test_pip_installs_what_the_makefile_does():
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 def test_extras_exist_and_arguments_are_the_dockerfiles(gpu):
-    given = read(GPU)["x-gateway"]["build"]["args"] if gpu else {}
+    given = read(GPU)["services"]["gateway"]["build"]["args"] if gpu else {}
     assert given.keys() <= defaults().keys()
     extras = {**defaults(), **given}["EXTRAS"]
     assert extras == ("gpu" if gpu else "")

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import yaml
 from shipped import PROMETHEUS, queries, read, services
-from traffic import traffic
+from traffic import SYSTEM, ask, traffic
 
 PATIENCE = 60.0  # seconds for something to become true
 
@@ -33,14 +33,15 @@ def until(condition: Callable[[], object], log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def api(busy, tmp_path_factory) -> Iterator[httpx2.Client]:
+def api(busy, router, tmp_path_factory) -> Iterator[httpx2.Client]:
     """The API of a Prometheus that scrapes the gateway, with the shipped rules, every second."""
     config = deepcopy(read(PROMETHEUS / "prometheus.yml"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(PROMETHEUS / path) for path in config["rule_files"]]
     (job,) = (each for each in config["scrape_configs"] if each["job_name"] == "ragcache")
     del job["dns_sd_configs"], job["relabel_configs"]
-    job["static_configs"] = [{"targets": [busy.url.removeprefix("http://")]}]
+    targets = [busy.url.removeprefix("http://"), router.base_url.netloc.decode()]
+    job["static_configs"] = [{"targets": targets}]
     config["scrape_configs"] = [job]
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -56,7 +57,8 @@ def api(busy, tmp_path_factory) -> Iterator[httpx2.Client]:
     ):
         try:
             until(lambda: is_healthy(client), folder / "log")
-            until(lambda: values(client, 'up{job="ragcache"} == 1'), folder / "log")
+            up = 'up{job="ragcache"} == 1'
+            until(lambda: len(values(client, up)) == len(targets), folder / "log")
             yield client
         finally:
             process.terminate()
@@ -84,10 +86,11 @@ def test_promtool_accepts_the_configuration_and_the_rules():
     assert run.returncode == 0, run.stderr
 
 
-def test_every_panel_shows_data_and_every_rule_is_evaluated(api, busy):
+def test_every_panel_shows_data_and_every_rule_is_evaluated(api, busy, router):
     panels = [each for each in queries() if each[0] != "alerts"]
     for attempt in range(30):
-        traffic(busy, f"Berta {attempt}")
+        traffic(busy.http, busy.model, f"Berta {attempt}")
+        ask(router, SYSTEM, f"Who is Berta {attempt}?")
         time.sleep(1.5)  # a scrape sees it
         empty = [(where, title) for where, title, query in panels if not values(api, query)]
         if not empty:

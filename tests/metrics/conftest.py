@@ -1,6 +1,6 @@
 """A gateway to be watched."""
 
 from scripted import make_gateway
-from traffic import busy, samples
+from traffic import busy, router, samples
 
-__all__ = ["busy", "make_gateway", "samples"]
+__all__ = ["busy", "make_gateway", "router", "samples"]
