@@ -33,15 +33,15 @@ async def renew(client: Client, keys: Keys, replica: Replica, seconds: int = LEA
     """
     pipe = client.pipeline(transaction=False)
     lease, life = keys.lease(replica.id), (replica.id, replica.epoch)
-    fields = _write(replica)
+    values = _write(replica)
     pipe.hget(lease, "epoch")
-    pipe.hset(lease, mapping=fields)
+    pipe.hset(lease, mapping=values)
     pipe.expire(lease, seconds)
     pipe.sadd(keys.replicas, replica.id)
     for key in (keys.replicas, keys.events(*life), keys.snapshot(*life)):
         pipe.expire(key, REMAINS)
     epoch, *_, events, snapshot = await send(pipe)
-    return Found(bool(events and snapshot), epoch not in (None, fields["epoch"].encode()))
+    return Found(bool(events and snapshot), epoch not in (None, values["epoch"].encode()))
 
 
 async def forget_dead(client: Client, keys: Keys) -> None:
