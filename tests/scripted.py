@@ -158,7 +158,7 @@ class Gateway:
 
 @contextmanager
 def in_thread(
-    serving: Serving, membership: Membership | None = None, **options: object
+    serving: Serving, membership: Membership | None = None, port: int = 0, **options: object
 ) -> Iterator[str]:
     """The gateway on a loop of its own, so that synchronous clients can be used."""
 
@@ -168,13 +168,13 @@ def in_thread(
             membership.join(app)
         return app
 
-    with app_in_thread(make, serving) as url:
+    with app_in_thread(make, serving, port) as url:
         yield url
 
 
 @contextmanager
 def app_in_thread(
-    make: Callable[[asyncio.Future[Any]], web.Application], loaded: object
+    make: Callable[[asyncio.Future[Any]], web.Application], loaded: object, port: int = 0
 ) -> Iterator[str]:
     """An application on a loop of its own, made with what it waits for; yields its URL."""
     loop = asyncio.new_event_loop()
@@ -184,10 +184,11 @@ def app_in_thread(
     async def main() -> None:
         loading = loop.create_future()
         loading.set_result(loaded)
-        async with listening(make(loading), "127.0.0.1", 0) as url:
+        async with listening(make(loading), "127.0.0.1", port) as url:
             urls.append(url)
             ready.set()
             await stop.wait()
+        await asyncio.sleep(0)  # the sockets of connections that were just closed
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),), daemon=True)
     thread.start()

@@ -103,7 +103,7 @@ class Fleet:
     def _renew(self) -> None:
         replicas = self._replicas()
         for directory, router in zip(self._directories, self._routers, strict=True):
-            router.load.observe(replicas)
+            router.observe(replicas)
             for replica in replicas:
                 directory.renew(replica, LEASE)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ragcache.cluster.replica import Replica
@@ -71,3 +71,8 @@ class Choice:
         if not option.hit_tokens:
             self._misses += 1
             self._last_miss[option.replica.id] = self._misses
+
+    def keep(self, replica_ids: Container[str]) -> None:
+        """Forget all other replicas; their conversations are at home nowhere until they go on."""
+        known = self._last_miss.items()
+        self._last_miss = {each: miss for each, miss in known if each in replica_ids}

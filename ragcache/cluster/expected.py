@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 LIFETIME = 10.0  # seconds, in which the news of a prefill should come
@@ -34,5 +34,11 @@ class Expected:
 
     def match(self, replica_id: str, names: Sequence[bytes]) -> int:
         """Leading blocks with these names that are expected at a replica."""
-        blocks, now = self._until[replica_id], self._clock()
+        blocks: Mapping[bytes, float] = self._until.get(replica_id, {})
+        now = self._clock()
         return sum(1 for _ in takewhile(lambda name: blocks.get(name, 0.0) > now, names))
+
+    def keep(self, replica_ids: Container[str]) -> None:
+        """Forget all other replicas."""
+        for gone in [each for each in self._until if each not in replica_ids]:
+            del self._until[gone]

@@ -59,6 +59,13 @@ class Router:
             self._news = now
         return now - self._news > OUTDATED
 
+    def observe(self, replicas: Sequence[Replica]) -> None:
+        """Take the reports of all replicas into account, about once a second; forget all others."""
+        self.load.observe(replicas)
+        ids = {replica.id for replica in replicas}
+        for memory in (self._expected, self._trust, self._choice):
+            memory.keep(ids)
+
     def sent(self, request: RouteRequest, option: Option) -> None:
         """Note that a replica is asked; `ended` must follow."""
         self.load.sent(option.replica.id)

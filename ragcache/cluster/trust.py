@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from ragcache.cluster.replica import Replica
@@ -42,3 +42,8 @@ class Trust:
         share = self.of(replica)
         share += (min(reported / predicted, 1.0) - share) / MEMORY
         self._records[replica.id] = _Record(replica.epoch, self._clock(), share)
+
+    def keep(self, replica_ids: Container[str]) -> None:
+        """Forget all other replicas."""
+        known = self._records.items()
+        self._records = {each: record for each, record in known if each in replica_ids}

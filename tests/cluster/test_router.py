@@ -154,3 +154,13 @@ def test_a_prompt_that_cannot_be_read_is_routed_by_load(world):
     first = world.best(blind)
     world.router.sent(blind, first)
     assert world.best(RouteRequest("t")).replica != first.replica
+
+
+def test_what_is_known_of_replicas_goes_with_them(world):
+    first = world.best(ask())
+    world.router.sent(ask(), first)
+    world.router.learn(replace(first, hit_tokens=16), reported=0)
+    world.router.observe([each for each in world.replicas if each != first.replica])
+    assert not world.router._expected._until
+    assert not world.router._trust._records
+    assert not world.router._choice._last_miss

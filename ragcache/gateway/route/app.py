@@ -69,7 +69,7 @@ def create_app(
         middlewares=[identify, count, shape_errors, authenticate], client_max_size=max_body_size
     )
     metrics, router = RouteMetrics(), Router(directory)
-    fleet = Fleet(urls, directory, router.load, metrics.forget)
+    fleet = Fleet(urls, directory, router, metrics.forget)
     app[FORWARDER] = Forwarder(router, fleet, metrics, _client(), loading)
     app[TENANTS] = Tenants(api_keys)
     app.cleanup_ctx.append(_probing)

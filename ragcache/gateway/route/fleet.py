@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from ragcache.cluster.directory import Directory
-from ragcache.cluster.load import Load
 from ragcache.cluster.replica import Replica
+from ragcache.cluster.router import Router
 from ragcache.gateway.route.pulse import Pulse
 
 INTERVAL = 1.0  # seconds in which a new replica is noticed
@@ -33,12 +33,12 @@ class Fleet:
         self,
         urls: Sequence[str],
         directory: Directory | None,
-        load: Load,
+        router: Router,
         gone: Callable[[str], None],
     ) -> None:
         self._named = [_named(url.rstrip("/")) for url in urls]
         self._directory = directory
-        self._load = load
+        self._router = router
         self._gone = gone
         self._members: dict[tuple[str, str], _Member] = {}  # by id and URL
 
@@ -90,7 +90,7 @@ class Fleet:
 
     def _notice(self, http: aiohttp.ClientSession) -> None:
         known = {_key(replica): replica for replica in self.known()}
-        self._load.observe(known.values())
+        self._router.observe(list(known.values()))
         for key, replica in known.items():
             if key not in self._members:
                 pulse = Pulse(http, replica.url.rstrip("/"))
