@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
 
+from ragcache import logs
 from ragcache.bench.options import (
     ChaosBench,
     EngineBench,
@@ -25,13 +25,14 @@ from ragcache.bench.options import (
     RoutingBench,
     ServeBench,
 )
-from ragcache.config import RouteSettings, ServeSettings
+from ragcache.config import RouteSettings, ServerSettings, ServeSettings
 from ragcache.errors import ConfigError, RagcacheError
 
 if TYPE_CHECKING:
     from ragcache.gateway.membership import Membership
     from ragcache.gateway.route.following import Following
     from ragcache.gateway.route.reading import Encode
+    from ragcache.gateway.tracing import Tracer
     from ragcache.serving import Serving
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Serve(ServeSettings):
 
     def cli_cmd(self) -> None:
         """Answer from the first second, load the model meanwhile, end at a signal."""
-        _log(self.log_level)
+        logs.configure(self.log_level, self.log_format)
         asyncio.run(_serve(self))
 
 
@@ -51,7 +52,7 @@ class Route(RouteSettings):
 
     def cli_cmd(self) -> None:
         """Answer from the first second, until a signal."""
-        _log(self.log_level)
+        logs.configure(self.log_level, self.log_format)
         asyncio.run(_route(self))
 
 
@@ -113,6 +114,7 @@ def main() -> None:
 async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
 
+    keys, tracer = _keys(settings), _tracer(settings)
     membership = _membership(settings)
 
     def load() -> Serving:
@@ -123,13 +125,16 @@ async def _serve(settings: ServeSettings) -> None:
     loading = _in_thread(load)
     app = create_app(
         loading,
-        api_keys=settings.api_key,
+        api_keys=keys,
         max_body_size=int(settings.max_body_size),
         metrics_compat=settings.metrics_compat,
+        tracer=tracer,
     )
     if membership is not None:
         membership.join(app)
-    await serve(app, loading, settings.host, settings.port)
+    await serve(app, loading, settings.host, settings.port, settings.drain_timeout)
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     if loading.done():
         await asyncio.to_thread(loading.result().close)
 
@@ -146,6 +151,7 @@ async def _route(settings: RouteSettings) -> None:
     from ragcache.gateway.app import serve
     from ragcache.gateway.route.app import create_app
 
+    keys, tracer = _keys(settings), _tracer(settings)
     following = _following(settings)
 
     def load() -> Encode | None:
@@ -160,12 +166,15 @@ async def _route(settings: RouteSettings) -> None:
         loading,
         urls=settings.replica,
         directory=following.directory if following else None,
-        api_keys=settings.api_key,
+        api_keys=keys,
         max_body_size=int(settings.max_body_size),
+        tracer=tracer,
     )
     if following is not None:
         following.join(app)
-    await serve(app, loading, settings.host, settings.port)
+    await serve(app, loading, settings.host, settings.port, settings.drain_timeout)
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
 
 
 def _following(settings: RouteSettings) -> Following | None:
@@ -174,6 +183,19 @@ def _following(settings: RouteSettings) -> Following | None:
     from ragcache.gateway.route.following import Following
 
     return Following(settings.redis_url, settings.cluster_name)
+
+
+def _keys(settings: ServerSettings) -> list[str]:
+    from ragcache.gateway.tenants import read_keys
+
+    file = settings.api_keys_file
+    return [*settings.api_key, *(read_keys(file) if file is not None else ())]
+
+
+def _tracer(settings: ServerSettings) -> Tracer | None:
+    from ragcache.gateway.tracing import Tracer
+
+    return Tracer() if settings.otel else None
 
 
 def _in_thread(load: Callable[[], T]) -> asyncio.Future[T]:
@@ -191,11 +213,6 @@ def _in_thread(load: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=work, name="loading", daemon=True).start()
     return loading
-
-
-def _log(level: str) -> None:
-    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=layout)
 
 
 def _complain(message: str, *, status: int) -> int:

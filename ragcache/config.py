@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     ByteSize,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -48,7 +49,13 @@ class ServerSettings(BaseSettings):
         ByteSize(64 * 2**20), description="largest request body; beyond: 413"
     )
     api_key: Annotated[list[str], NoDecode] = Field(
-        [], description="accepted API key; repeat for more; each key has a cache of its own"
+        [],
+        description="accepted KEY, or TENANT:KEY; repeat for more; each tenant, and each key "
+        "without one, has a cache of its own",
+    )
+    api_keys_file: Path | None = Field(None, description="file with one such key on each line")
+    drain_timeout: NonNegativeFloat = Field(
+        30, description="seconds that running requests get after a stop signal"
     )
     redis_url: str | None = Field(
         None,
@@ -59,6 +66,12 @@ class ServerSettings(BaseSettings):
         "default", pattern=r"^[\w.-]+$", description="replicas with the same name know each other"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of logs")
+    log_format: Literal["text", "json"] = Field("text", description="of logs")
+    otel: bool = Field(
+        False,
+        description="send a span of each request by OTLP over HTTP; the standard OTEL_* variables "
+        "say where; needs the extra otel",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from ragcache.config import ServeSettings
 from ragcache.engine.assembly import build_runner, max_model_len
@@ -48,6 +49,8 @@ def load_serving(settings: ServeSettings, sink: BlockSink | None = None) -> Serv
     Raises:
         ConfigError: naming the option that cannot be honoured.
     """
+    if settings.log_format == "json":
+        disable_progress_bar()  # which would stand between the lines
     source = find_model(settings.model)
     with ExitStack() as undo:
         workers = start_workers(source, settings)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
+from ragcache import logs
 from ragcache.config import ServeSettings
 from ragcache.engine.messages import Start, receive, send
 from ragcache.engine.model import choose_device
@@ -55,11 +56,8 @@ def _end_with(connection: Connection) -> None:
 
 def _work(connection: Connection) -> None:
     start: Start = receive(connection)
-    logging.basicConfig(
-        level=start.log_level,
-        format=f"%(asctime)s %(levelname)-7s rank {start.rank} %(name)s: %(message)s",
-    )
     settings = ServeSettings(**start.settings)
+    logs.configure(start.log_level, settings.log_format, start.rank)
     disable_progress_bar()  # rank 0 shows one
     meet = partial(_meet, connection)
     meet()

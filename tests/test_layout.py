@@ -22,13 +22,14 @@ MAY_IMPORT = {
     "errors": set(),
     "config": {"errors", "types"},
     "metrics": {"errors", "types"},
+    "logs": set(),
     "kernels": set(),
     "prefix": SHARED,
     "prompt": SHARED,
     "engine": SHARED | {"prefix", "kernels"},
     "serving": SHARED | {"prompt", "engine", "prefix"},
     "loading": SHARED | {"serving", "prompt", "engine", "prefix", "kernels"},
-    "worker": SHARED | {"loading", "engine"},
+    "worker": SHARED | {"loading", "engine", "logs"},
     "cluster": SHARED | {"prefix"},
     "gateway": SHARED | {"serving", "cluster"},
     "routing": SHARED | {"gateway", "prompt", "engine"},
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "bench": SHARED
     | {"gateway", "cluster", "loading", "serving", "prompt", "engine", "prefix", "kernels"}
     | {"embedded", "integrations"},
-    "cli": SHARED | {"gateway", "cluster", "loading", "routing", "serving", "bench"},
+    "cli": SHARED | {"logs", "gateway", "cluster", "loading", "routing", "serving", "bench"},
     "__main__": {"cli"},
 }
 # Where the chat model meets the engine in its own process; all else of it knows only the wire.

@@ -125,7 +125,7 @@ def test_the_metadata_says_what_it_is(metadata):
     assert metadata["Name"] == "ragcache-gateway"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu"}
+    assert set(metadata.get_all("Provides-Extra")) == {"dev", "gpu", "otel"}
     assert set(requirements(metadata, "gpu")) == {"triton"}
 
 
@@ -145,7 +145,9 @@ def test_the_chat_models_metadata_says_what_it_is(client_metadata):
 
 
 def test_the_base_install_has_all_that_the_package_imports(metadata):
-    declared = {name for extra in ("", "gpu", "redis") for name in requirements(metadata, extra)}
+    declared = {
+        name for extra in ("", "gpu", "otel", "redis") for name in requirements(metadata, extra)
+    }
     declared.add("pydantic-core")  # pydantic's own, at its exact version
     imported = {name for folder in SOURCES for name in imported_names(ROOT / folder)}
     ours = {"ragcache", "ragcache_kernels"}

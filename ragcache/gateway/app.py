@@ -6,8 +6,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohttp import web
 
@@ -15,23 +16,25 @@ from ragcache.errors import ConfigError
 from ragcache.gateway import operations, stats
 from ragcache.gateway.anthropic import routes as anthropic
 from ragcache.gateway.backend import BACKEND, Backend
+from ragcache.gateway.connection import Connection
 from ragcache.gateway.dashboard.data import dashboard_data
 from ragcache.gateway.dashboard.load import LOAD, Load, watch_load
 from ragcache.gateway.dashboard.page import dashboard
+from ragcache.gateway.drain import DRAIN, LAST_WORDS, Drain, count_under_way, part_from_client
 from ragcache.gateway.meter import METRICS
-from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id
+from ragcache.gateway.middleware import identify, measure, shape_errors, show_request_id, tell
 from ragcache.gateway.openai import routes as openai
 from ragcache.gateway.openapi import DESCRIPTION, Description, openapi
 from ragcache.gateway.prefixes import HOT_PREFIXES, HotPrefixes
 from ragcache.gateway.tenants import OPEN_PATHS, TENANTS, Tenants, authenticate
+from ragcache.gateway.tracing import TRACER, Tracer
+from ragcache.gateway.watchdog import watch
 from ragcache.metrics import Metrics
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
 
 log = logging.getLogger(__name__)
-
-_DRAIN = 10.0  # seconds that running requests get after a stop signal
 
 ROUTES = (
     web.post("/v1/chat/completions", openai.chat_completions, name="chat"),
@@ -60,23 +63,27 @@ def create_app(
     api_keys: Sequence[str] = (),
     max_body_size: int = 64 * 2**20,
     metrics_compat: Literal["vllm"] | None = None,
+    tracer: Tracer | None = None,
 ) -> web.Application:
     """The gateway before `loading`, which may still be under way: until then it answers 503.
 
-    `max_body_size` is in bytes.
+    `api_keys` are written as `Tenants` has them; `max_body_size` is in bytes.
+    Raises ConfigError for a key that cannot be used.
     """
     app = web.Application(
-        middlewares=[identify, shape_errors, measure, authenticate],
+        middlewares=[identify, tell, shape_errors, measure, count_under_way, authenticate],
         client_max_size=max_body_size,
     )
     app[BACKEND] = Backend(loading)
     app[METRICS] = Metrics(app[BACKEND], metrics_compat)
     app[HOT_PREFIXES] = HotPrefixes(app[BACKEND])
     app[LOAD] = Load(app[BACKEND])
-    app.cleanup_ctx.append(watch_load)
+    app.cleanup_ctx.extend((watch_load, watch))
     app[TENANTS] = Tenants(api_keys)
+    app[DRAIN] = Drain(app[BACKEND])
+    app[TRACER] = tracer
     app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)
-    app.on_response_prepare.append(show_request_id)
+    app.on_response_prepare.extend((show_request_id, part_from_client))
     app.add_routes(ROUTES)
     return app
 
@@ -90,25 +97,39 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
     runner = web.AppRunner(
         app,
         handler_cancellation=True,  # else a client that leaves would not stop its generation
-        auto_decompress=False,  # else a small body could become a huge one, on the event loop
-        shutdown_timeout=_DRAIN,
-        access_log_format='%a "%r" %s %Tf s',
+        shutdown_timeout=LAST_WORDS,
     )
     await runner.setup()
+    loop = asyncio.get_running_loop()
+    connection = partial(
+        Connection,
+        cast(web.Server, runner.server),
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]  # the line of each request is our own
+        auto_decompress=False,  # else a small body could become a huge one, on the event loop
+    )
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            server = await loop.create_server(connection, host, port)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        bound = runner.addresses[0][1]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        with closing(server):
+            bound = server.sockets[0].getsockname()[1]
+            yield f"http://{f'[{host}]' if ':' in host else host}:{bound}"
     finally:
         await runner.cleanup()
 
 
-async def serve(app: web.Application, loading: asyncio.Future[Any], host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; running requests may finish, a second signal ends at once.
+async def serve(
+    app: web.Application,
+    loading: asyncio.Future[Any],
+    host: str,
+    port: int,
+    drain_timeout: float = 30.0,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests finish for `drain_timeout` seconds.
 
+    A second signal ends the process at once.
     Raises ConfigError for a busy port, and whatever `loading`, without which the application is not
     ready, raises.
     """
@@ -121,6 +142,7 @@ async def serve(app: web.Application, loading: asyncio.Future[Any], host: str, p
             loading.result()
             log.info("ready")
         await stop
+        await app[DRAIN].run(drain_timeout)
 
 
 def _stop_signal() -> asyncio.Future[None]:

@@ -33,6 +33,7 @@ async def exchange(
         generations = await serving.start_all(requests)
         for generation in generations:
             stack.push_async_callback(generation.aclose)
+        meter.record.response_id = requests[0].id
         block_size = serving.stats().block_size
         meters = [GenerationMeter(meter, block_size, request.tenant) for request in requests]
         merged = Exchange(generations, meters, requests[0].sampling.n)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
+from ragcache.gateway.record import Record
 from ragcache.metrics import Metrics
 from ragcache.types import Delta, Explanation, FinishReason, MissReason, Usage
 
@@ -25,10 +26,10 @@ class RequestMeter:
     is `abort` (status 499, nginx's number for it), anything else `error`.
     """
 
-    def __init__(self, metrics: Metrics, api: str) -> None:
+    def __init__(self, metrics: Metrics, api: str, record: Record) -> None:
         self.metrics = metrics
-        self.arrival = time.perf_counter()
-        self._api = api
+        self.record = record
+        record.api = self._api = api
         self._reasons: set[FinishReason] = set()
         self._failure: BaseException | None = None
 
@@ -51,11 +52,14 @@ class RequestMeter:
     ) -> None:
         failure = error or self._failure
         status, reason = self._outcome(failure)
+        self.record.status, self.record.finish_reason = status, reason
         model, metrics = self.metrics.source.model_name, self.metrics
+        self.record.served_model = model or None
         metrics.requests.labels(model, self._api, status, reason).inc()
-        metrics.e2e.labels(model).observe(time.perf_counter() - self.arrival)
+        metrics.e2e.labels(model).observe(time.perf_counter() - self.record.arrival)
         if reason == "error":
-            metrics.errors.labels(model, self._api, type(failure).__name__).inc()
+            self.record.error_type = type(failure).__name__
+            metrics.errors.labels(model, self._api, self.record.error_type).inc()
 
     def _outcome(self, failure: BaseException | None) -> tuple[int, str]:
         if isinstance(failure, asyncio.CancelledError | ConnectionError):
@@ -108,6 +112,7 @@ class GenerationMeter:
         tokens = generation.usage.completion_tokens
         metrics.request_generation_tokens.labels(model).observe(tokens)
         metrics.longest_choice.labels(model).observe(generation.longest)
+        self._request.record.add(generation)
 
     def _timed(self, generation: Generation) -> None:
         """Observe how long each phase took that came to an end."""
@@ -158,7 +163,7 @@ class GenerationMeter:
         if self._begun or generation.times.first_token is None:
             return
         self._begun = True
-        took = generation.times.first_token - self._request.arrival
+        took = generation.times.first_token - self._request.record.arrival
         cache = self._cache(generation.usage)
         self._metrics.time_to_first_token.labels(self._model, cache).observe(took)
         self._tally.first_token(took)

@@ -3,37 +3,79 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ragcache.errors import Unauthorized
+from ragcache.errors import ConfigError, Unauthorized
+from ragcache.gateway.record import RECORD
 
 # Probes, scrapers and browsers bring no key, and what they read tells nothing about a tenant.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json", "/dashboard"})
 
 
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+
 class Tenants:
-    """The accepted API keys; without any, everybody is the tenant \"\"."""
+    """The accepted API keys, each written as `KEY` or `TENANT:KEY`; none: everybody is \"\".
+
+    A key without a tenant is a tenant of its own. Neither keys nor names are kept or shown, only
+    digests of them. Raises ConfigError, by the number of the key, for one that cannot be used.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._tenants: dict[str, str] = {}  # by the digest of the key
+        for number, entry in enumerate(keys, 1):
+            try:
+                self._add(entry)
+            except ValueError as error:
+                raise ConfigError(f"API key number {number}: {error}") from None
+
+    def _add(self, entry: str) -> None:
+        name, colon, key = entry.strip().rpartition(":")
+        if not key:
+            raise ValueError("the key is empty")
+        if colon and not _NAME.fullmatch(name):
+            raise ValueError("the tenant in front of ':' must be letters, digits, '_', '.' or '-'")
+        tenant = _digest(f"tenant:{name}" if colon else key)[:16]
+        if self._tenants.setdefault(_digest(key), tenant) != tenant:
+            raise ValueError("another tenant has this key already")
 
     def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant of a request: a digest of its key, never the key. Raises Unauthorized."""
-        if not self._digests:
+        """The tenant of a request, as a digest. Raises Unauthorized."""
+        if not self._tenants:
             return ""
         key = _presented(headers)
         if not key:
             raise Unauthorized(
                 "no API key: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
             )
-        digest = _digest(key)
-        if not any(hmac.compare_digest(digest, known) for known in self._digests):
+        # How long it takes to find a digest tells nothing about a key.
+        tenant = self._tenants.get(_digest(key))
+        if tenant is None:
             raise Unauthorized("incorrect API key")
-        return digest[:16]
+        return tenant
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file: one on each line, but for those that are empty or begin with `#`.
+
+    Raises ConfigError when it cannot be read, or has none: it would open the server to everybody.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"api_keys_file: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"api_keys_file: {path}: is not UTF-8") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"api_keys_file: {path}: has no key")
+    return keys
 
 
 def _digest(key: str) -> str:
@@ -54,4 +96,5 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     """Find the tenant, or answer 401."""
     if request.path not in OPEN_PATHS:
         request[TENANT] = request.app[TENANTS].tenant(request.headers)
+        request[RECORD].tenant = request[TENANT]
     return await handler(request)

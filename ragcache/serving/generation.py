@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from ragcache.types import (
     Token,
     Usage,
 )
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -124,7 +121,6 @@ class Generation:
         if self._prompted.explainer is not None:
             self.explanation = await self._prompted.explainer.explain(hit_tokens)
             self._written = self._prompted.breakpoints.written(hit_tokens)
-        log.info("%s: %s", self.id, _told(self.usage, self.explanation))
         self.admitted.set()
 
     def _deltas(self, event: EngineEvent) -> Iterator[Delta]:
@@ -155,19 +151,3 @@ class Generation:
         if choice.ended:
             self._subscription.finish(event.index)
         return delta
-
-
-def _told(usage: Usage, explanation: Explanation | None) -> str:
-    """One line about a prompt's hit, without any of its text."""
-    line = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache"
-    if explanation is None or explanation.reason is None:
-        return line
-    line += f"; {explanation.reason}"
-    if explanation.token is not None:
-        line += f" in {explanation.segment} at token {explanation.token}"
-    if explanation.character is not None:
-        line += f" (character {explanation.character})"
-    if explanation.previous is not None:
-        line += f", compared with {explanation.previous}"
-    lost = explanation.lost_tokens
-    return f"{line}, {lost} tokens lost" if lost else line

@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from scripted import make_gateway
 
-from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound, ShuttingDown
 from ragcache.gateway.app import create_app, listening
 from ragcache.serving import Serving
 from ragcache.serving.generation import Times
@@ -127,6 +127,8 @@ class FakeGeneration:
             if step == script.fail_after:
                 raise script.failure
             await asyncio.sleep(script.pause)
+            if self._owner.interrupted:
+                raise ShuttingDown("the server is shutting down")
             self.times.token(time.perf_counter())
             for delta in deltas:
                 self._completion += bool(delta.text or delta.calls)
@@ -165,6 +167,8 @@ class FakeServing:
         self.held = 0
         self.dropped: list[str] = []  # tenants
         self.not_ready: str | None = None
+        self.stack: str | None = None  # of an engine that hangs
+        self.interrupted = False
         self.host: HostStats | None = None
         self.block_times: BlockTimes | None = None
         self.prefixes: list[HotPrefix] = []
@@ -213,6 +217,16 @@ class FakeServing:
         self.asked.append(tenant)
         await self.answering.wait()
         return self.prefixes[:count]
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    @property
+    def stuck(self) -> bool:
+        return self.stack is not None
+
+    def engine_stack(self) -> str:
+        return self.stack
 
     async def drop_cache(self, tenant: str) -> int:
         self.dropped.append(tenant)

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from ragcache.gateway.app import listening
+from ragcache.gateway.drain import DRAIN
 from ragcache.gateway.route import forward, pulse
 from ragcache.gateway.route.app import create_app
 from ragcache.gateway.route.operations import FORWARDER
@@ -104,13 +105,20 @@ async def upstreams(stack) -> list[Upstream]:
 
 
 @pytest.fixture
-def start_router(stack):
+def apps() -> list[web.Application]:
+    """The routers that were started."""
+    return []
+
+
+@pytest.fixture
+def start_router(stack, apps):
     """Start a router for some URLs; returns a client of it once as many replicas are usable."""
 
     async def start(*urls: str, usable: int | None = None, **options) -> aiohttp.ClientSession:
         loading = asyncio.get_running_loop().create_future()
         loading.set_result(None)
         app = create_app(loading, urls=urls, **options)
+        apps.append(app)
         url = await stack.enter_async_context(listening(app, "127.0.0.1", 0))
         wanted = len(urls) if usable is None else usable
         async with asyncio.timeout(10):
@@ -357,6 +365,41 @@ async def test_a_replica_that_drains_gets_no_new_requests(client, order):
     for _ in range(3):
         await ask(client)
     assert [len(each.seen) for each in order] == [0, 3]
+
+
+async def test_a_router_lets_its_requests_end_and_cuts_off_the_rest(client, order, apps):
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, b'data: {"choices":[]}\n\n')
+        await asyncio.Event().wait()
+        return response
+
+    async def silent(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    order[0].act = endless
+    streaming = asyncio.create_task(ask(client))
+    while not order[0].seen:
+        await asyncio.sleep(0.005)
+    for each in order:
+        each.act = silent
+    waiting = asyncio.create_task(ask(client, "/v1/messages"))
+    while len(order[0].seen) + len(order[1].seen) < 2:
+        await asyncio.sleep(0.005)
+    draining = asyncio.create_task(apps[0][DRAIN].run(0.1))
+    await asyncio.sleep(0.02)
+    status, headers, _ = await ask(client)
+    assert (status, headers["Retry-After"]) == (503, "5")
+    async with client.get("/ready") as response:
+        assert (await response.json())["reason"] == "the server is shutting down"
+    await asyncio.wait_for(draining, 10)
+    status, _, events = await streaming
+    assert status == 200
+    assert b"the server is shutting down" in events.rstrip().rpartition(b"\n")[2]
+    status, headers, body = await waiting
+    assert (status, headers["Retry-After"]) == (503, "5")
+    assert json.loads(body)["error"]["message"] == "the server is shutting down"
+    await asyncio.wait_for(order[0].cancelled.wait(), 10)  # its replica learns of it
 
 
 async def test_a_client_that_leaves_stops_its_replica(client, order):

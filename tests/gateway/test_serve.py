@@ -11,6 +11,7 @@ import pytest
 
 from ragcache.errors import ConfigError
 from ragcache.gateway.app import create_app, listening, serve
+from ragcache.gateway.drain import DRAIN
 
 
 @pytest.fixture
@@ -50,10 +51,88 @@ async def test_a_signal_lets_running_requests_finish_and_then_ends(
     ):
         os.kill(os.getpid(), number)
         assert (await response.text()).endswith("data: [DONE]\n\n")
+        # A second one does what it does to any process: it ends it at once.
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     await asyncio.wait_for(task, 5)
     async with aiohttp.ClientSession(url) as http:
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get("/health")
+
+
+@pytest.fixture
+async def draining(loaded, serving, listened):
+    """Starts a server with requests under way, and stops it; returns what they were answered."""
+
+    async def draining(*requests, drain_timeout):
+        app = create_app(loaded)
+        task = asyncio.create_task(serve(app, loaded, "127.0.0.1", 0, drain_timeout))
+        async with aiohttp.ClientSession(await listened()) as http:
+
+            async def ask(path, body):
+                async with http.post(path, json=body) as response:
+                    return response.status, response.headers, await response.text()
+
+            asks = [asyncio.create_task(ask(*request)) for request in requests]
+            while len([each for each in serving.generations if each.usage.completion_tokens]) < 4:
+                await asyncio.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGTERM)
+            answers = await asyncio.gather(*asks)
+        await asyncio.wait_for(task, 10)
+        return answers
+
+    return draining
+
+
+async def test_what_outlasts_the_drain_is_told_so(draining, serving):
+    serving.script.pieces, serving.script.pause = ("word ",) * 10_000, 0.01
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10_000}
+    answers = await draining(
+        ("/v1/chat/completions", chat | {"stream": True}),
+        ("/v1/messages", chat | {"stream": True}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        drain_timeout=0.1,
+    )
+    for status, _, text in answers[:2]:
+        assert status == 200
+        last = text.rstrip().rpartition("\n")[2]
+        assert "error" in last
+        assert "the server is shutting down" in last
+        assert "[DONE]" not in text
+        assert "message_stop" not in text
+    for status, headers, text in answers[2:]:
+        assert (status, headers["Retry-After"]) == (503, "5")
+        assert "the server is shutting down" in text
+    assert all(generation.closed for generation in serving.generations)
+
+
+async def test_without_requests_there_is_nothing_to_wait_for(loaded, listened):
+    task = asyncio.create_task(serve(create_app(loaded), loaded, "127.0.0.1", 0, 1000))
+    await listened()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
+
+
+async def test_connections_end_with_the_drain(loaded, serving, listened):
+    serving.script.pause = 0.05
+    app = create_app(loaded)
+    task = asyncio.create_task(serve(app, loaded, "127.0.0.1", 0))
+    body = {"model": "tiny", "prompt": "x"}
+    async with aiohttp.ClientSession(await listened()) as http:
+        running = asyncio.create_task(http.post("/v1/completions", json=body))
+        while not serving.generations:
+            await asyncio.sleep(0.005)
+        async with http.get("/health") as response:
+            assert "Connection" not in response.headers
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not app[DRAIN].began:
+            await asyncio.sleep(0.005)
+        for response in (await http.post("/v1/completions", json=body), await http.get("/health")):
+            assert response.headers["Connection"] == "close"
+        assert (await running).status == 200
+    await asyncio.wait_for(task, 10)
+    assert len(serving.generations) == 1
 
 
 async def test_a_busy_port_is_one_clear_error(loaded):

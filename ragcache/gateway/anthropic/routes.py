@@ -16,6 +16,7 @@ from ragcache.gateway.exchange import Exchange, exchange
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
 from ragcache.gateway.middleware import REQUEST_ID
+from ragcache.gateway.record import RECORD
 from ragcache.gateway.sse import KEEP_ALIVE, EventStream
 from ragcache.gateway.tenants import TENANT
 from ragcache.types import Delta
@@ -28,6 +29,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
     body = await read_body(request, MessagesRequest)
+    request[RECORD].model = body.model
     serving = request.app[BACKEND].serving_model(body.model)
     reply = MessageReply(body, serving.stats().block_size)
     generation = await off_loop(

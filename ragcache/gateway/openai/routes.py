@@ -18,6 +18,7 @@ from ragcache.gateway.middleware import REQUEST_ID
 from ragcache.gateway.openai.fields import CompletionFields
 from ragcache.gateway.openai.format import ChatReply, Choice, Reply, TextReply
 from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from ragcache.gateway.record import RECORD
 from ragcache.gateway.sse import KEEP_ALIVE, EventStream
 from ragcache.gateway.tenants import TENANT
 
@@ -46,6 +47,7 @@ async def _answer(
     request: web.Request, schema: type[CompletionFields], reply_type: type[Reply]
 ) -> web.StreamResponse:
     body = await read_body(request, schema)
+    request[RECORD].model = body.model
     serving = request.app[BACKEND].serving_model(body.model)
     reply = reply_type(body.model, include_usage=body.include_usage)
     requests = await off_loop(

@@ -11,7 +11,9 @@ from aiohttp.typedefs import Handler
 
 from ragcache.cluster.directory import Directory
 from ragcache.cluster.router import Router
-from ragcache.gateway.middleware import identify, shape_errors, show_request_id
+from ragcache.gateway.drain import DRAIN, Drain, count_under_way, part_from_client
+from ragcache.gateway.middleware import identify, shape_errors, show_request_id, tell
+from ragcache.gateway.record import RECORD
 from ragcache.gateway.route import operations
 from ragcache.gateway.route.fleet import Fleet
 from ragcache.gateway.route.forward import Forwarder
@@ -19,6 +21,7 @@ from ragcache.gateway.route.metrics import RouteMetrics
 from ragcache.gateway.route.operations import FORWARDER, forward
 from ragcache.gateway.route.reading import Encode
 from ragcache.gateway.tenants import TENANTS, Tenants, authenticate
+from ragcache.gateway.tracing import TRACER, Tracer
 
 CONNECT = 2.0  # seconds
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # of aiohttp's client
@@ -45,8 +48,9 @@ ROUTES = (
 @web.middleware
 async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count the answers of the routes that have a name, by their status."""
+    request[RECORD].api = request.match_info.route.name
     response = await handler(request)
-    if (api := request.match_info.route.name) is not None:
+    if (api := request[RECORD].api) is not None:
         answers = request.app[FORWARDER].metrics.answers
         answers.labels(api, response.status).inc()
     return response
@@ -59,6 +63,7 @@ def create_app(
     directory: Directory | None = None,
     api_keys: Sequence[str] = (),
     max_body_size: int = 64 * 2**20,
+    tracer: Tracer | None = None,
 ) -> web.Application:
     """A router for replicas at `urls`, and for those of a directory.
 
@@ -66,14 +71,17 @@ def create_app(
     replicas, `max_body_size` is in bytes. To be called in a running event loop.
     """
     app = web.Application(
-        middlewares=[identify, count, shape_errors, authenticate], client_max_size=max_body_size
+        middlewares=[identify, tell, count, shape_errors, count_under_way, authenticate],
+        client_max_size=max_body_size,
     )
     metrics, router = RouteMetrics(), Router(directory)
     fleet = Fleet(urls, directory, router, metrics.forget)
     app[FORWARDER] = Forwarder(router, fleet, metrics, _client(), loading)
     app[TENANTS] = Tenants(api_keys)
+    app[DRAIN] = Drain(app[FORWARDER])
+    app[TRACER] = tracer
     app.cleanup_ctx.append(_probing)
-    app.on_response_prepare.append(show_request_id)
+    app.on_response_prepare.extend((show_request_id, part_from_client))
     app.add_routes(ROUTES)
     return app
 

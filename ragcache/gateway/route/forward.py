@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 
@@ -17,7 +17,7 @@ from yarl import URL
 from ragcache.cluster.choice import Option
 from ragcache.cluster.request import RouteRequest
 from ragcache.cluster.router import Router
-from ragcache.errors import EngineUnavailable, ReplicaLost, RequestError
+from ragcache.errors import EngineUnavailable, ReplicaLost, RequestError, ShuttingDown
 from ragcache.gateway.bodies import off_loop, read_bytes
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.middleware import REQUEST_ID
@@ -59,9 +59,18 @@ class Forwarder:
     metrics: RouteMetrics
     http: aiohttp.ClientSession
     loading: asyncio.Future[Encode | None]
+    draining: bool = False
+    under_way: set[Forwarding] = field(default_factory=set)
+
+    def interrupt(self) -> None:
+        """Let all requests under way fail now."""
+        for forwarding in self.under_way:
+            forwarding.interrupt()
 
     def ready(self) -> str | None:
         """None when requests will be answered, else the reason why not."""
+        if self.draining:
+            return "the server is shutting down"
         return self.fleet.ready() if self.loading.done() else "the tokenizer is loading"
 
     def gauge(self) -> None:
@@ -104,9 +113,27 @@ class Forwarding:
         self._outlet = Outlet(request)
         self._tried: list[str] = []
         self._lost: list[str] = []
+        self._limit = asyncio.timeout(None)
 
     async def run(self) -> web.StreamResponse:
-        """Ask replicas until one answers."""
+        """Ask replicas until one answers, or the server ends."""
+        under_way = self._forwarder.under_way
+        under_way.add(self)
+        try:
+            async with self._limit:
+                return await self._ask_all()
+        except TimeoutError:
+            if not self._limit.expired():
+                raise
+            return await self._fail(ShuttingDown("the server is shutting down"))
+        finally:
+            under_way.discard(self)
+
+    def interrupt(self) -> None:
+        """End it now, with an error."""
+        self._limit.reschedule(0)
+
+    async def _ask_all(self) -> web.StreamResponse:
         refusal: Refusal | None = None
         failure: RequestError | None = None
         while option := self._next():
