@@ -24,6 +24,8 @@ from shipped import (
     variables,
 )
 
+from ragcache.config import ServeSettings
+
 NAMES = sorted(services())
 OURS = [name for name in NAMES if services()[name]["image"].startswith("ragcache-gateway:")]
 VARIABLES = {
@@ -162,7 +164,7 @@ def test_our_services_write_only_where_they_may(name):
 @pytest.mark.parametrize("name", OURS)
 def test_our_services_may_finish_before_they_are_killed(name):
     grace = int(services()[name]["stop_grace_period"].removesuffix("s"))
-    assert grace > 30
+    assert grace > ServeSettings.model_fields["drain_timeout"].default
 
 
 def test_the_gpu_variant_changes_our_services_and_gives_each_engine_a_gpu():
