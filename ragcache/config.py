@@ -34,6 +34,7 @@ from ragcache.errors import ConfigError
 
 ENV_PREFIX = "RAGCACHE_"
 CONFIG_FILE = "RAGCACHE_CONFIG"
+BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CLIENT_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL"}  # not options of the server
 
@@ -162,9 +163,8 @@ class ServeSettings(ServerSettings):
         description="characters of a JSON string whose schema sets no limit, in tool calls and "
         "structured output; default: 200 for the embedded model, which repeats itself, else none",
     )
-    advertise_url: str | None = Field(
+    advertise_url: BaseUrl | None = Field(
         None,
-        pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
         description="where others reach this replica; default: http://HOST:PORT, with the "
         "machine's name where HOST is every address",
     )
@@ -195,7 +195,7 @@ class RouteSettings(ServerSettings):
         description="the model that the replicas serve, for its tokenizer: hub id, local folder or "
         "GGUF file; default: the embedded small model",
     )
-    replica: Annotated[list[str], NoDecode] = Field(
+    replica: Annotated[list[BaseUrl], NoDecode] = Field(
         [], description="base URL of a replica that Redis does not name; repeat for more"
     )
 

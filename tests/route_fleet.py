@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 
@@ -56,14 +58,17 @@ class Server:
 
 
 class Load:
-    """Clients that ask one question after the other, each with the same long prefix."""
+    """Clients that ask one question after the other on both wires, streaming or not.
 
-    def __init__(self, url: str, clients: int = 4, tokens: int = 8) -> None:
-        self.statuses: Counter[int | str] = Counter()
+    All have the same long prefix. `outcomes` counts statuses, `broken` where an answer had begun
+    and did not end, and `lost` where nothing came of a request.
+    """
+
+    def __init__(self, url: str, clients: int = 4) -> None:
+        self.outcomes: Counter[int | str] = Counter()
         self.cached: list[int] = []
         self._url = url
         self._clients = clients
-        self._tokens = tokens
         self._asked = 0
         self._stopping = False
 
@@ -79,36 +84,66 @@ class Load:
 
     async def answers(self, more: int) -> None:
         """Wait until so many more questions were answered."""
-        wanted = self.statuses.total() + more
+        wanted = self.outcomes.total() + more
         async with asyncio.timeout(120):
-            while self.statuses.total() < wanted:
+            while self.outcomes.total() < wanted:
                 await asyncio.sleep(0.01)
 
     async def _client(self) -> None:
         while not self._stopping:
             self._asked += 1
-            try:
-                status, body = await ask(self._http, f"Question {self._asked}", self._tokens)
-            except aiohttp.ClientError as error:
-                status, body = type(error).__name__, {}
-            self.statuses[status] += 1
-            if status == 200:
-                self.cached.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+            ask = (ask_chat, ask_message)[self._asked % 2]
+            outcome, text = await ask(self._http, f"Question {self._asked}", self._asked % 4 < 2)
+            self.outcomes[outcome] += 1
+            if cached := CACHED.findall(text):
+                self.cached.append(max(map(int, cached)))
 
 
-async def ask(http: aiohttp.ClientSession, question: str, tokens: int = 8, system: str = SYSTEM):
-    """The status and the body of an answer."""
-    body = {
-        "model": "tiny",
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "messages": [
-            {"role": "system", "content": system},
-            {"role": "user", "content": question},
-        ],
-    }
-    async with http.post("/v1/chat/completions", json=body) as response:
-        return response.status, await response.json()
+CACHED = re.compile(r'"(?:cached_tokens|cache_read_input_tokens)":(\d+)')
+
+
+async def ask_chat(
+    http: aiohttp.ClientSession,
+    question: str,
+    stream: bool = False,
+    tokens: int = 8,
+    system: str = SYSTEM,
+) -> tuple[int | str, str]:
+    """The outcome of a chat, see `Load`, and the text of its answer."""
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    body = {"model": "tiny", "max_tokens": tokens, "ignore_eos": True, "messages": turns}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return await _ask(http, "/v1/chat/completions", body, "[DONE]")
+
+
+async def ask_message(
+    http: aiohttp.ClientSession, question: str, stream: bool = False
+) -> tuple[int | str, str]:
+    """The same on the other wire."""
+    turns = [{"role": "user", "content": question}]
+    body = {"model": "tiny", "max_tokens": 8, "system": SYSTEM, "messages": turns}
+    return await _ask(http, "/v1/messages", body | {"stream": stream}, "message_stop")
+
+
+async def _ask(
+    http: aiohttp.ClientSession, path: str, body: dict[str, Any], end: str
+) -> tuple[int | str, str]:
+    try:
+        async with http.post(path, json=body) as response:
+            text = await response.text()
+    except aiohttp.ClientError:
+        return "lost", ""
+    if response.status != 200 or not body.get("stream") or end in text:
+        return response.status, text
+    return ("broken" if text.partition('"error"')[0].count("data: ") > 1 else "lost"), text
+
+
+def cached_tokens(answer: tuple[int | str, str]) -> int:
+    """Of a whole answer, which has to be there."""
+    outcome, text = answer
+    assert outcome == 200, text
+    return int(CACHED.search(text)[1])
 
 
 async def served(replica: Server) -> int:

@@ -77,6 +77,10 @@ class Router:
         """Note that it works on the request no more."""
         self.load.ended(option.replica.id)
 
+    def expect_nothing(self) -> None:
+        """Forget what was to be stored: caches were reset."""
+        self._expected.keep(())
+
     def learn(self, option: Option, reported: int) -> None:
         """Compare the expected hit tokens with those that an answer reports."""
         if option.hit_tokens:

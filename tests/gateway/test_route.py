@@ -331,6 +331,22 @@ async def test_a_frozen_replica_gives_its_requests_back(client, order):
             await ask(client)
 
 
+async def test_the_log_has_a_line_for_each_change_of_a_replica(client, order, caplog):
+    caplog.set_level("INFO", "ragcache.gateway.route.pulse")
+    name = f'ragcache_route_replica_ready{{replica="{order[0].url}"}}'
+    for ready in (False, True):
+        order[0].ready = ready
+        async with asyncio.timeout(10):
+            while (await metrics(client))[name] != ready:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # many probes
+    told = [record.getMessage() for record in caplog.records if order[0].url in record.message]
+    assert told == [
+        f"replica {order[0].url} is not ready: busy dying",
+        f"replica {order[0].url} is ready",
+    ]
+
+
 async def test_a_slow_replica_keeps_its_requests(client, order):
     async def act(request):
         await asyncio.sleep(1)  # many probes

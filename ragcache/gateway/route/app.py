@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import aiohttp
 from aiohttp import web
@@ -92,6 +93,8 @@ async def _probing(app: web.Application) -> AsyncIterator[None]:
         probing = asyncio.create_task(forwarder.fleet.run())
         yield
         probing.cancel()
+        with suppress(asyncio.CancelledError):
+            await probing
 
 
 def _client() -> aiohttp.ClientSession:

@@ -51,8 +51,10 @@ class Fleet:
                     self._notice(http)
                     await asyncio.sleep(INTERVAL)
             finally:
-                for member in self._members.values():
-                    member.probing.cancel()
+                probes = [member.probing for member in self._members.values()]
+                for probing in probes:
+                    probing.cancel()
+                await asyncio.gather(*probes, return_exceptions=True)
 
     def usable(self) -> list[Replica]:
         """Those that are ready for requests."""
@@ -86,7 +88,7 @@ class Fleet:
         if replica.draining:
             return "it is shutting down"
         member = self._members.get(_key(replica))
-        return member.pulse.reason if member else "it was not asked yet"
+        return member.pulse.reason or "it is ready" if member else "it was not asked yet"
 
     def _notice(self, http: aiohttp.ClientSession) -> None:
         known = {_key(replica): replica for replica in self.known()}

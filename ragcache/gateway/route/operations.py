@@ -71,7 +71,9 @@ async def cache_stats(request: web.Request) -> web.Response:
 
 async def cache_reset(request: web.Request) -> web.Response:
     """POST /cache/reset: at every replica that is known; 502 where one of them did not do it."""
-    replies = await _ask(request, request.app[FORWARDER].fleet.known())
+    forwarder = request.app[FORWARDER]
+    replies = await _ask(request, forwarder.fleet.known())
+    forwarder.router.expect_nothing()
     dropped = {reply.replica.id: reply.dropped for reply in replies}
     done = None not in dropped.values()
     total = sum(blocks or 0 for blocks in dropped.values())

@@ -29,7 +29,7 @@ class Pulse:
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.ready = False
-        self.reason = "it was not asked yet"  # why not
+        self.reason: str | None = "it was not asked yet"  # why not
         self.lost_at: float | None = None  # on the loop's clock
         self._http = http
         self._url = url
@@ -71,9 +71,9 @@ class Pulse:
 
     def _found(self, reason: str | None) -> None:
         self._missed = 0
-        if reason != self.reason or self.ready != (reason is None):
+        before, self.reason, self.ready = self.reason, reason, reason is None
+        if reason != before:
             log.info("replica %s is %s", self._url, f"not ready: {reason}" if reason else "ready")
-        self.ready, self.reason = reason is None, reason or ""
         self._set_lost(None)
 
     def _lose(self, reason: str) -> None:
