@@ -1,5 +1,6 @@
 """What the engine promises for every request, whatever else runs."""
 
+import gc
 import random
 
 import pytest
@@ -294,6 +295,25 @@ def test_drop_forgets_one_owner_and_disturbs_no_running_request(bench):
         engine.submit(name, PROMPT, namespace=namespace)
         engine.drain()
     assert [engine.sink.outcomes[name].cached_tokens for name in "cd"] == [0, 12]
+
+
+def test_prompts_that_never_come_again_leave_nothing_behind(bench):
+    engine = bench(num_blocks=32)
+
+    def objects(rounds):
+        for i in rounds:
+            prompt = [i % 61, i // 61 % 61, *range(8)]
+            engine.submit(str(i), prompt, max_tokens=1, namespace=b"n%d" % (i % 2 * i))
+            engine.drain()
+        engine.sink.outcomes.clear()
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects(range(400))
+    before = objects(range(400, 600))
+    assert objects(range(600, 1200)) < before + 100
+    counts = engine.cache.counts()
+    assert counts.free + counts.cached == counts.total == 32
 
 
 def test_dropping_everything_needs_no_owner(bench):

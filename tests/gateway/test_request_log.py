@@ -94,6 +94,8 @@ async def test_refusals_are_lines_too(start, lines):
         await http.post(CHAT, json=ASK)
         await http.post(CHAT, data=b"{", headers={"x-api-key": "sk-secret"})
         await http.get("/nowhere%0Aelse?x-api-key=sk-secret", headers={"x-api-key": "sk-secret"})
+        async with http.get("/metrics") as response:
+            assert "sk-secret" not in await response.text()
     unknown, bad, nowhere = await lines(3)
     assert unknown[1]["error_type"] == "Unauthorized"
     assert "tenant" not in unknown[1]
