@@ -141,10 +141,14 @@ class PrefixCache:
         return row
 
     def count_hit(self, request_id: Hashable) -> None:
-        """Count the row's hits as one prompt's, for `hottest`; not when it merely resumes."""
-        row, blocks = self._rows[request_id], self._pool.blocks
-        for block_id in row.table[: row.hit_tokens // self.block_size]:
-            blocks[block_id].hits += 1
+        """Count the row's hits as one prompt's, for `hottest`; not when it merely resumes.
+
+        Does nothing for an id that is not running: it may have lost its blocks again at once.
+        """
+        row, blocks = self._rows.get(request_id), self._pool.blocks
+        if row is not None:
+            for block_id in row.table[: row.hit_tokens // self.block_size]:
+                blocks[block_id].hits += 1
 
     def hottest(self, owner: bytes, count: int) -> list[HotPrefix]:
         """The `count` branches that an owner's prompts hit most often; see `branches.hottest`."""
