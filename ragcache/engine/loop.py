@@ -112,17 +112,25 @@ class Engine:
 
         Requests that run go on with their own blocks, which nobody else will find.
         """
-        return self._ask(partial(self._cache.drop, owner))
+        return self._ask(partial(self._cache.drop, owner), changes=True)
 
     def hottest(self, owner: bytes, count: int) -> Future[list[HotPrefix]]:
         """The prefixes that an owner's prompts share most, see `PrefixCache.hottest`."""
         return self._ask(partial(self._cache.hottest, owner, count))
 
-    def _ask(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done on the engine thread, between two steps."""
+    def check(self) -> Future[None]:
+        """Recount the blocks of the cache; the future raises AssertionError for what is wrong."""
+        return self._ask(self._cache.check)
+
+    def _ask(self, work: Callable[[], T], *, changes: bool = False) -> Future[T]:
+        """Have something done on the engine thread, between two steps.
+
+        Who asks gets what `work` raises; the engine goes on, unless that may have left a change
+        half done.
+        """
         done = Future[T]()
         self._replies.add(done)
-        self._inbox.put(partial(self._reply, work, done))
+        self._inbox.put(partial(self._reply, work, done, changes))
         if self.failure is not None:
             self._fail_replies(self.failure)
         return done
@@ -166,7 +174,7 @@ class Engine:
     def _check(self) -> None:
         try:
             self._cache.check()
-        except AssertionError:
+        except Exception:
             log.exception("the accounting of KV blocks is wrong; please report this")
 
     def _flush(self) -> None:
@@ -184,11 +192,17 @@ class Engine:
     def _die(reason: str) -> None:
         raise RuntimeError(reason)
 
-    def _reply(self, work: Callable[[], T], done: Future[T]) -> None:
+    def _reply(self, work: Callable[[], T], done: Future[T], changes: bool) -> None:
         self._replies.discard(done)
         if not done.set_running_or_notify_cancel():
             return
-        answer = work()
+        try:
+            answer = work()
+        except Exception as error:
+            done.set_exception(error)
+            if changes:
+                raise
+            return
         self.stats = self._snapshot()  # whoever waits for the reply sees its effect
         done.set_result(answer)
 

@@ -41,8 +41,10 @@ class HotPrefixes:
         known = self._known[tenant]
         if known.asking is None and self._aged(known):
             known.asking = asyncio.create_task(self._ask(tenant, known))
-        if known.asking is not None:
-            await asyncio.wait([known.asking], timeout=_PATIENCE)
+        if (asking := known.asking) is not None:
+            await asyncio.wait([asking], timeout=_PATIENCE)
+            if asking.done():
+                asking.result()  # raises what the engine could not answer
         return known.prefixes
 
     def _aged(self, known: _Known) -> bool:

@@ -175,6 +175,7 @@ async def test_all_requests_can_be_failed_even_while_the_engine_hangs(client, ha
         await collect(running)
     with pytest.raises(ShuttingDown):
         client.submit(request("b"))
+    running.close()
 
 
 async def test_an_engine_is_stalled_only_in_a_step_that_does_not_end(client, hang):
@@ -207,6 +208,49 @@ async def test_a_dead_engine_fails_every_request_and_only_the_log_tells_why(clie
     stats = client.engine.stats
     assert (stats.running, stats.waiting, stats.pool.total) == (0, 0, 0)
     assert stats.query_tokens == 15
+
+
+async def test_a_question_that_fails_is_the_askers_affair_alone(client, monkeypatch):
+    def broken(*args):
+        raise LookupError("a bug in the walk")
+
+    monkeypatch.setattr(client.engine._cache, "hottest", broken)
+    running = client.submit(request("a", max_tokens=40))
+    with pytest.raises(LookupError, match="a bug in the walk"):
+        await asyncio.wait_for(client.hottest(b"n", 3), 10)
+    assert await collect(running)
+    assert await collect(client.submit(request("b")))
+    assert client.engine.failure is None
+
+
+async def test_a_change_that_fails_half_way_ends_the_engine_and_keeps_nobody_waiting(
+    client, runner, monkeypatch
+):
+    runner.fail_at = 100_000  # what runs is never ended
+
+    def broken(owner):
+        raise LookupError("a bug in the change")
+
+    monkeypatch.setattr(client.engine._cache, "drop", broken)
+    running = client.submit(request("a", max_tokens=10_000))
+    with pytest.raises(LookupError, match="a bug in the change"):
+        await asyncio.wait_for(client.drop(b"n"), 10)
+    with pytest.raises(EngineUnavailable, match="the engine has failed"):
+        await asyncio.wait_for(collect(running), 10)
+
+
+async def test_a_bug_in_the_idle_check_is_logged_and_ends_nothing(client, monkeypatch, caplog):
+    def broken():
+        raise LookupError("a bug in the check")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragcache.engine.loop.IDLE_CHECK_AFTER", 0.01)
+        patch.setattr(client.engine._cache, "check", broken)
+        assert await collect(client.submit(request("a")))
+        async with asyncio.timeout(10):
+            while "a bug in the check" not in caplog.text:
+                await asyncio.sleep(0.01)
+    assert await collect(client.submit(request("b")))
 
 
 async def test_drop_forgets_at_once_even_while_requests_run(client):

@@ -73,6 +73,21 @@ async def test_a_slow_engine_does_not_hold_up_the_answer(stats, http, serving):
     assert (await stats())["prefixes"] == []
 
 
+async def test_prefixes_that_cannot_be_told_are_an_error_of_that_answer_alone(
+    stats, http, serving, errors_logged, monkeypatch
+):
+    async def broken(tenant, count):
+        raise LookupError("a bug in the walk")
+
+    monkeypatch.setattr(serving, "hot_prefixes", broken)
+    async with http.get("/cache/stats") as response:
+        assert response.status == 500
+    assert errors_logged()
+    monkeypatch.undo()
+    await asyncio.sleep(1.1)  # until the engine is asked again
+    await stats()
+
+
 async def test_tenants_see_their_own_segments_and_prefixes(start, serving):
     url = await start(api_keys=["key-one", "key-two"])
     serving.script.cached_tokens = 3
