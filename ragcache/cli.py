@@ -113,6 +113,7 @@ def main() -> None:
 
 async def _serve(settings: ServeSettings) -> None:
     from ragcache.gateway.app import create_app, serve
+    from ragcache.gateway.backend import BACKEND
 
     keys, tracer = _keys(settings), _tracer(settings)
     membership = _membership(settings)
@@ -132,11 +133,13 @@ async def _serve(settings: ServeSettings) -> None:
     )
     if membership is not None:
         membership.join(app)
-    await serve(app, loading, settings.host, settings.port, settings.drain_timeout)
-    if tracer is not None:
-        await asyncio.to_thread(tracer.close)
-    if loading.done():
-        await asyncio.to_thread(loading.result().close)
+    try:
+        await serve(app, loading, settings.host, settings.port, settings.drain_timeout)
+    finally:
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+        if (serving := app[BACKEND].loaded) is not None:
+            await asyncio.to_thread(serving.close)
 
 
 def _membership(settings: ServeSettings) -> Membership | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -129,31 +129,33 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests finish for `drain_timeout` seconds.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. Where the application can serve no more it ends as
+    though a signal had come, and the reason is raised.
     Raises ConfigError for a busy port, and whatever `loading`, without which the application is not
     ready, raises.
     """
+    drain = app[DRAIN]
     async with listening(app, host, port) as url:
-        stop = _stop_signal()
+        _at_signal(drain.tell)
         log.info("listening on %s", url)
-        awaited: set[asyncio.Future[Any]] = {stop, loading}
+        awaited: set[asyncio.Future[Any]] = {drain.told, loading}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
             log.info("ready")
-        await stop
-        await app[DRAIN].run(drain_timeout)
+        await drain.told
+        await drain.run(drain_timeout)
+    if drain.fault is not None:
+        raise drain.fault
 
 
-def _stop_signal() -> asyncio.Future[None]:
+def _at_signal(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
-    stop = loop.create_future()
 
     def on_signal() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        stop.set_result(None)
+        stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    return stop

@@ -11,7 +11,7 @@ from typing import Protocol
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from ragcache.errors import ShuttingDown
+from ragcache.errors import RagcacheError, ShuttingDown
 from ragcache.gateway.tenants import OPEN_PATHS
 
 LAST_WORDS = 2.0  # seconds in which a request that is cut off can still say so
@@ -30,9 +30,14 @@ class Draining(Protocol):
 
 
 class Drain:
-    """Counts the requests under way, and lets them end before the server does."""
+    """Counts the requests under way, and lets them end before the server does.
+
+    `told` is done once the server is to end; `fault` is why, where nobody has asked for it.
+    """
 
     def __init__(self, backend: Draining) -> None:
+        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.fault: RagcacheError | None = None
         self._backend = backend
         self._under_way = 0
         self._quiet = asyncio.Event()
@@ -42,6 +47,12 @@ class Drain:
     def began(self) -> bool:
         """Whether the server has been told to stop."""
         return self._backend.draining
+
+    def tell(self, fault: RagcacheError | None = None) -> None:
+        """Tell the server to end."""
+        self.fault = self.fault or fault
+        if not self.told.done():
+            self.told.set_result(None)
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Tells the log when the engine hangs, and where."""
+"""Tells the log when the engine hangs, and where; and the server when the engine has failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ragcache.gateway.backend import BACKEND, Backend
+from ragcache.gateway.backend import BACKEND
+from ragcache.gateway.drain import DRAIN
 
 if TYPE_CHECKING:
     from ragcache.serving import Serving
@@ -36,15 +37,20 @@ class Watchdog:
 
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """A cleanup context of aiohttp: a watchdog for as long as the server runs."""
-    task = asyncio.create_task(_watch(app[BACKEND]))
+    task = asyncio.create_task(_watch(app))
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _watch(backend: Backend) -> None:
+async def _watch(app: web.Application) -> None:
     watchdog = Watchdog()
     while True:
         await asyncio.sleep(INTERVAL)
-        if backend.loaded is not None:
-            watchdog.look(backend.loaded)
+        if (serving := app[BACKEND].loaded) is None:
+            continue
+        watchdog.look(serving)
+        if serving.failure is not None:  # for good: only a new process can go on
+            log.error("the server ends: %s", serving.failure.message)
+            app[DRAIN].tell(serving.failure)
+            return

@@ -16,6 +16,7 @@ from ragcache.engine.constraint import Grammar
 from ragcache.engine.request import Request
 from ragcache.errors import (
     ContextLengthExceeded,
+    EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
     NotFound,
@@ -179,10 +180,14 @@ class Serving:
 
     def ready(self) -> str | None:
         """None when requests are served, else the reason why not."""
-        engine = self._client.engine
-        if engine.failure is not None:
-            return engine.failure.message
-        return f"no step for {engine.stalled:.0f} seconds" if self.stuck else None
+        if self.failure is not None:
+            return self.failure.message
+        return f"no step for {self._client.engine.stalled:.0f} seconds" if self.stuck else None
+
+    @property
+    def failure(self) -> EngineUnavailable | None:
+        """Why no request will ever be served again; None while some may be."""
+        return self._client.engine.failure
 
     @property
     def stuck(self) -> bool:

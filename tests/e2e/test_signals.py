@@ -1,4 +1,4 @@
-"""Signals to `ragcache serve`: what runs may finish, what comes is sent elsewhere."""
+"""How `ragcache serve` ends: what runs may finish, what comes is sent elsewhere."""
 
 import asyncio
 import json
@@ -28,8 +28,9 @@ ASK = {
 class Server:
     """A server process with its log in a file."""
 
-    def __init__(self, model: Path, log: Path) -> None:
-        command = [sys.executable, "-m", "ragcache", "serve", str(model), "--port", "0"]
+    def __init__(self, model: Path, log: Path, patch: str = "") -> None:
+        program = f"{patch}\nfrom ragcache.cli import main\nmain()"
+        command = [sys.executable, "-c", program, "serve", str(model), "--port", "0"]
         command += ["--device", "cpu", "--kv-cache-blocks", "200", "--served-model-name", "tiny"]
         command += ["--api-key", f"team:{KEY}", "--log-format", "json"]
         self.log = log
@@ -56,8 +57,14 @@ class Server:
 
 
 @pytest.fixture
-def server(tiny_llama, tmp_path):
-    server = Server(tiny_llama, tmp_path / "log")
+def patch():
+    """What the process runs first."""
+    return ""
+
+
+@pytest.fixture
+def server(tiny_llama, tmp_path, patch):
+    server = Server(tiny_llama, tmp_path / "log", patch)
     yield server
     server.process.kill()
     server.process.wait()
@@ -111,3 +118,26 @@ async def test_a_signal_ends_a_server_whose_model_is_still_loading(server):
     assert await asyncio.to_thread(server.end) == 0
     messages = [line["message"] for line in server.lines()]
     assert "ready" not in messages
+
+
+BROKEN = """
+from ragcache.engine.scheduler import Scheduler
+Scheduler.add = lambda self, sequence: 1 / 0
+"""
+
+
+@pytest.mark.parametrize("patch", [BROKEN], ids=["broken"])
+async def test_a_failed_engine_ends_the_process_with_an_error(server):
+    url = await asyncio.to_thread(server.wait_for, "listening on ")
+    await asyncio.to_thread(server.wait_for, "ready")
+    async with (
+        aiohttp.ClientSession(url, headers=HEADERS) as http,
+        http.post(CHAT, json=ASK | {"stream": False}) as response,
+    ):
+        assert response.status == 503
+        assert "the engine has failed" in await response.text()
+    assert await asyncio.to_thread(server.end) == 1
+    *lines, last = server.log.read_text().splitlines()
+    assert last == "ragcache: the engine has failed; the server's log tells why"
+    messages = [json.loads(line)["message"] for line in lines]
+    assert "the server ends: the engine has failed; the server's log tells why" in messages

@@ -15,7 +15,13 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from scripted import make_gateway
 
-from ragcache.errors import ContextLengthExceeded, InvalidRequest, NotFound, ShuttingDown
+from ragcache.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    ShuttingDown,
+)
 from ragcache.gateway.app import create_app, listening
 from ragcache.serving import Serving
 from ragcache.serving.generation import Times
@@ -169,6 +175,7 @@ class FakeServing:
         self.not_ready: str | None = None
         self.stack: str | None = None  # of an engine that hangs
         self.interrupted = False
+        self.failure: EngineUnavailable | None = None
         self.host: HostStats | None = None
         self.block_times: BlockTimes | None = None
         self.prefixes: list[HotPrefix] = []

@@ -9,7 +9,8 @@ import socket
 import aiohttp
 import pytest
 
-from ragcache.errors import ConfigError
+from ragcache.errors import ConfigError, EngineUnavailable
+from ragcache.gateway import watchdog
 from ragcache.gateway.app import create_app, listening, serve
 from ragcache.gateway.drain import DRAIN
 
@@ -154,6 +155,24 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server(listened):
     loading.set_exception(ConfigError("no such model"))
     with pytest.raises(ConfigError, match="no such model"):
         await asyncio.wait_for(task, 5)
+
+
+async def test_a_failed_engine_ends_the_server_once_its_requests_have_been_told(
+    loaded, serving, listened, monkeypatch, errors_logged
+):
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.005)
+    serving.script.pause = 0.1
+    task = asyncio.create_task(serve(create_app(loaded), loaded, "127.0.0.1", 0))
+    body = {"model": "tiny", "prompt": "x"}
+    async with aiohttp.ClientSession(await listened()) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        while not serving.generations:
+            await asyncio.sleep(0.005)
+        serving.failure = EngineUnavailable("the engine has failed")
+        assert (await asked).status == 200
+    with pytest.raises(EngineUnavailable, match="the engine has failed"):
+        await asyncio.wait_for(task, 10)
+    assert errors_logged() == ["the server ends: the engine has failed"]
 
 
 async def test_the_url_of_an_ipv6_address_can_be_used(loaded):
