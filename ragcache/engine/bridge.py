@@ -210,6 +210,10 @@ class EngineClient:
         """Forget the blocks of all namespaces that begin with `owner`; gives their number."""
         return await asyncio.wrap_future(self.engine.drop(owner))
 
+    async def check(self) -> None:
+        """Recount the blocks of the cache; raises AssertionError for what is wrong."""
+        await asyncio.wrap_future(self.engine.check())
+
     async def hottest(self, owner: bytes, count: int) -> list[HotPrefix]:
         """The prefixes that an owner's prompts share most; waits for the step that runs."""
         return await asyncio.wrap_future(self.engine.hottest(owner, count))

@@ -8,10 +8,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from ragcache.bench.chaos.answers import Answer
-from ragcache.bench.chaos.command import render, run
+from ragcache.bench.chaos.answers import Answer, Broken, read_answer
+from ragcache.bench.chaos.command import own_gateway, render, run
 from ragcache.bench.chaos.requests import make_request
-from ragcache.bench.chaos.run import Chaos, Plan
+from ragcache.bench.chaos.run import Chaos, Inside, Plan
 from ragcache.bench.options import BenchFailed, ChaosBench
 
 POOL = {"free": 3, "cached": 7, "held": 0, "total": 10}
@@ -71,7 +71,11 @@ def whole(request, text="a light", reason=("stop", "end_turn")):
     return web.json_response({"choices": [choice], "usage": usage})
 
 
-async def play(answer, stats=IDLE, **options):
+async def all_well():
+    """What a check of the cache comes to."""
+
+
+async def play(answer, stats=IDLE, check=all_well, **options):
     """What is found at a server that answers so; all requests want an answer in one piece."""
 
     async def post(request):
@@ -94,7 +98,7 @@ async def play(answer, stats=IDLE, **options):
     memory = iter(range(100, 10**6))
     async with TestServer(app) as server, aiohttp.ClientSession() as http:
         url = str(server.make_url("/v1"))
-        chaos = Chaos(http, url, plan, lambda: next(memory), lambda: None)
+        chaos = Chaos(http, url, plan, Inside(lambda: next(memory), check), lambda: None)
         await chaos.play()
     return chaos
 
@@ -156,6 +160,59 @@ async def test_a_stream_that_breaks_off_is_a_violation(events, message):
     assert message in chaos.account.violations[0]
 
 
+def chat_event(text="", reason=None):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+    return {"choices": [choice], "usage": {"completion_tokens": 1}}
+
+
+TEXT = {"type": "content_block_delta", "delta": {"text": "a"}}
+END = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
+STOP = {"type": "message_stop"}
+WELL = {
+    "chat": [chat_event("a"), chat_event(reason="stop"), "[DONE]"],
+    "messages": [{"type": "ping"}, TEXT, END, STOP],
+}
+
+
+async def read(wire, events):
+    async def stream(request):
+        data = (each if isinstance(each, str) else json.dumps(each) for each in events)
+        text = "".join(f"data: {each}\n\n" for each in data)
+        return web.Response(text=text, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/", stream)
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession() as http,
+        http.get(server.make_url("/")) as response,
+    ):
+        return await read_answer(response, wire)
+
+
+@pytest.mark.parametrize(("wire", "reason"), [("chat", "stop"), ("messages", "end_turn")])
+async def test_a_stream_that_ends_as_it_must_is_an_answer(wire, reason):
+    assert await read(wire, WELL[wire]) == Answer((("a", reason),), 1)
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages"])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda events: events[:-1], "without an end"),
+        (lambda events: [*events[:-2], events[-1]], "without an end of"),
+        (lambda events: [*events, events[-1]], "more behind the end of a stream"),
+        (lambda events: [*events, events[1]], "more behind the end of a stream"),
+        (lambda events: [*events[:-1], events[-2], events[-1]], "more behind the end of a"),
+        (lambda events: [*events[:-1], events[-3], events[-1]], "more behind the end of a"),
+    ],
+    ids=["no last event", "no reason", "two last events", "text after all", "two ends", "late"],
+)
+async def test_a_stream_that_ends_wrongly_is_broken(wire, spoil, message):
+    with pytest.raises(Broken, match=message):
+        await read(wire, spoil(WELL[wire]))
+
+
 async def test_an_answer_that_differs_from_the_one_alone_is_a_violation():
     def other_alone(request, body):
         return whole(request, "another" if "cache_salt" in body else "a light")
@@ -166,10 +223,28 @@ async def test_an_answer_that_differs_from_the_one_alone_is_a_violation():
     assert chaos.account.outcomes["same answer alone"] == 0
 
 
-async def test_a_missing_block_is_a_violation(monkeypatch):
-    missing = IDLE | {"pool": POOL | {"free": 2}}
-    chaos = await play(lambda request, body: whole(request), stats=missing)
-    assert "blocks are missing" in chaos.account.violations[0]
+async def test_a_wrong_account_of_the_blocks_is_a_violation():
+    async def wrong():
+        raise AssertionError("block 3 is in no queue")
+
+    chaos = await play(lambda request, body: whole(request), check=wrong)
+    assert chaos.account.violations == [
+        "the accounting of KV blocks is wrong: block 3 is in no queue"
+    ]
+
+
+async def test_the_own_gateway_shows_when_its_accounts_are_wrong(monkeypatch):
+    async with own_gateway() as (_, serving):
+        await serving.check_cache()
+        pool = serving._client.engine._cache._pool
+        monkeypatch.setattr(pool, "free", pool.free - 1)
+        with pytest.raises(AssertionError):
+            await serving.check_cache()
+        monkeypatch.undo()
+        await serving.check_cache()
+
+
+async def test_blocks_that_nobody_gives_back_are_a_violation(monkeypatch):
     monkeypatch.setattr("ragcache.bench.chaos.run.SETTLED", 0.0)
     held = IDLE | {"pool": POOL | {"held": 1, "free": 2}}
     chaos = await play(lambda request, body: whole(request), stats=held)

@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ragcache.bench.chaos.run import Chaos, Plan
+from ragcache.bench.chaos.run import Chaos, Inside, Plan
 from ragcache.bench.client import first_model
 from ragcache.bench.options import ChaosBench
 from ragcache.bench.progress import progress
@@ -57,12 +57,12 @@ def render(results: dict[str, Any]) -> Table:
 
 async def _run(options: ChaosBench) -> dict[str, Any]:
     if options.url is not None:
-        return await _play(options, options.url.rstrip("/"), own=False)
-    async with own_gateway() as url:
-        return await _play(options, f"{url}/v1", own=True)
+        return await _play(options, options.url.rstrip("/"), None)
+    async with own_gateway() as (url, serving):
+        return await _play(options, f"{url}/v1", Inside(_resident, serving.check_cache))
 
 
-async def _play(options: ChaosBench, url: str, *, own: bool) -> dict[str, Any]:
+async def _play(options: ChaosBench, url: str, inside: Inside | None) -> dict[str, Any]:
     limits = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with aiohttp.ClientSession(connector=limits, timeout=timeout) as http:
@@ -76,8 +76,7 @@ async def _play(options: ChaosBench, url: str, *, own: bool) -> dict[str, Any]:
         )
         with progress() as shown:
             task = shown.add_task("chaos", total=options.requests)
-            resident = _resident if own else None
-            chaos = Chaos(http, url, plan, resident, lambda: shown.advance(task))
+            chaos = Chaos(http, url, plan, inside, lambda: shown.advance(task))
             started = time.perf_counter()
             await chaos.play()
     account = chaos.account
@@ -96,15 +95,15 @@ def _resident() -> int:
 
 
 @asynccontextmanager
-async def own_gateway() -> AsyncIterator[str]:
-    """The URL of a gateway on this event loop, with a tiny random model and a small pool."""
+async def own_gateway() -> AsyncIterator[tuple[str, Serving]]:
+    """URL and serving of a gateway on this event loop; its model is tiny, its pool small."""
     with tempfile.TemporaryDirectory(prefix="ragcache-") as folder:
         serving = await asyncio.to_thread(_load, Path(folder))
     loading: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
     loading.set_result(serving)
     try:
         async with listening(create_app(loading), "127.0.0.1", 0) as url:
-            yield url
+            yield url, serving
     finally:
         await asyncio.to_thread(serving.close)
 
