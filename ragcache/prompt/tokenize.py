@@ -134,13 +134,15 @@ class PromptTokenizer:
 class TokenizerPool:
     """A PromptTokenizer on a few threads of its own, for use from an event loop.
 
-    Large prompts have a single thread to themselves, so that the others never wait for them.
+    Large prompts have a single thread to themselves, so that the others never wait for them. So
+    have the places of tokens: requests that run already ask for these.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, workers: int = 2) -> None:
         self.prompts = PromptTokenizer(tokenizer)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
+        self._places = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-places")
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -189,7 +191,9 @@ class TokenizerPool:
 
     async def place(self, prompt: TokenizedPrompt, token: int) -> tuple[str, int]:
         """`TokenizedPrompt.place` on a thread."""
-        return await self._run(_is_large(prompt.text), prompt.place, token)
+        if _is_large(prompt.text):
+            return await self._run(True, prompt.place, token)
+        return await asyncio.get_running_loop().run_in_executor(self._places, prompt.place, token)
 
     def detokenizer(self, visible: Collection[str] = ()) -> Detokenizer:
         """A new detokenizer, for one choice; `visible` special tokens are part of its text."""
@@ -201,7 +205,7 @@ class TokenizerPool:
 
     def close(self) -> None:
         """End the threads; prompts that still wait for one are dropped."""
-        for threads in (self._threads, self._large):
+        for threads in (self._threads, self._large, self._places):
             threads.shutdown(cancel_futures=True)
 
     async def _run(self, is_large: bool, work: Callable[..., T], *args: object) -> T:

@@ -1,4 +1,4 @@
-"""How many requests may be under way at once: in all, and of each tenant."""
+"""How many answers may be under way at once: in all, and of each tenant."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Places:
         seconds = math.ceil(self.turned_away * self.seconds / self.limit)
         return min(max(seconds, 1), LONGEST)
 
-    def leave(self, seconds: float) -> None:
-        """Give back one that was taken for so long."""
-        self.taken -= 1
-        self.turned_away = max(self.turned_away - 1, 0)
+    def leave(self, count: int, seconds: float) -> None:
+        """Give back so many that were taken for so long."""
+        self.taken -= count
+        self.turned_away = max(self.turned_away - count, 0)
         self.seconds += WEIGHT * (seconds - self.seconds)
 
 
 class Place:
-    """One that a request has taken; leaving it again does nothing."""
+    """What a prompt has taken for its answers; leaving it again does nothing."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave: Callable[[], None] | None = leave
@@ -71,31 +71,32 @@ class Capacity:
     def __post_init__(self) -> None:
         self._all = Places(self.limit)
 
-    def take(self, tenant: str, count: int = 1) -> list[Place]:
-        """Take `count` places at once, or none.
+    def take(self, tenant: str, prompts: int = 1, n: int = 1) -> list[Place]:
+        """Take room for `n` answers to each prompt at once, or none.
 
         Raises:
             Overloaded: when there are not so many now, with the seconds to wait.
             InvalidRequest: when there never will be.
         """
+        count = prompts * n
         with self._lock:
             groups = self._groups(tenant)
             for places, what in groups:
                 if count > places.limit:
                     raise InvalidRequest(
-                        f"{count} prompts in one request, but {what} at most {places.limit}",
-                        param="prompt",
+                        f"{count} answers in one request, but {what} at most {places.limit}",
+                        param="prompt" if prompts > 1 else "n",
                     )
             for places, what in groups:
                 if not places.has(count):
                     raise Overloaded(
-                        f"{places.taken} requests are running or queued, and {what} at most "
+                        f"{places.taken} answers are running or queued, and {what} at most "
                         f"{places.limit}",
                         retry_after=places.turn_away(),
                     )
             for places, _ in groups:
                 places.taken += count
-        return [self._place([places for places, _ in groups]) for _ in range(count)]
+        return [self._place([places for places, _ in groups], n) for _ in range(prompts)]
 
     def _groups(self, tenant: str) -> list[tuple[Places, str]]:
         groups = [(self._all, "the server takes")]
@@ -104,12 +105,12 @@ class Capacity:
             groups.insert(0, (own, "each tenant may have"))
         return groups
 
-    def _place(self, taken: list[Places]) -> Place:
+    def _place(self, taken: list[Places], n: int) -> Place:
         since = self.clock()
 
         def leave() -> None:
             with self._lock:
                 for places in taken:
-                    places.leave(self.clock() - since)
+                    places.leave(n, self.clock() - since)
 
         return Place(leave)

@@ -114,19 +114,20 @@ class Serving:
     async def start_all(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Start several requests of one tenant, or none of them; raises what `start` does."""
         # Their places are taken before the work of tokenizing: what is refused costs nothing.
-        places = self._capacity.take(requests[0].tenant, len(requests))
+        first = requests[0]
+        places = self._capacity.take(first.tenant, len(requests), first.sampling.n)
+        arrival = asyncio.get_running_loop().time()
         async with AsyncExitStack() as undo:
             for place in places:
                 undo.callback(place.leave)
             generations: list[Generation] = []
             for request, place in zip(requests, places, strict=True):
-                generations.append(await self._start(request, place))
+                generations.append(await self._start(request, place, arrival))
                 undo.push_async_callback(generations[-1].aclose)
             undo.pop_all()
         return generations
 
-    async def _start(self, request: GenerateRequest, place: Place) -> Generation:
-        arrival = asyncio.get_running_loop().time()
+    async def _start(self, request: GenerateRequest, place: Place, arrival: float) -> Generation:
         limits = self._client.limits
         try:
             async with asyncio.timeout(None) as limit:
@@ -160,13 +161,18 @@ class Serving:
         )
 
     async def count_tokens(self, prompt: ChatPrompt, tenant: str) -> int:
-        """The length of a rendered conversation; needs no room in the engine.
+        """The length of a rendered conversation.
 
         Whoever counts is about to shorten a history, however many contexts that fills by now. Only
         what is longer than both `COUNTED` tokens and a context raises ContextLengthExceeded.
+        It takes a place, since it keeps the tokenizer busy like a request: raises Overloaded.
         """
         limit, scope = max(COUNTED, self.max_model_len), namespace_name(self._owner(tenant)).hex()
-        return await self._tokenizer.count_tokens(prompt, limit, scope)
+        (place,) = self._capacity.take(tenant)
+        try:
+            return await self._tokenizer.count_tokens(prompt, limit, scope)
+        finally:
+            place.leave()
 
     def explanation(self, request_id: str, tenant: str) -> Explanation:
         """Why the prompt of a recent request hit as far as it did.
@@ -208,6 +214,10 @@ class Serving:
         Waits for the step that the engine is in; raises EngineUnavailable when it has stopped.
         """
         return await self._client.hottest(self._owner(tenant), count)
+
+    async def check_cache(self) -> None:
+        """Recount all KV blocks, between two steps; raises AssertionError for what is wrong."""
+        await self._client.check()
 
     async def drop_cache(self, tenant: str) -> int:
         """Forget what is cached for a tenant; returns how many blocks that were.

@@ -103,7 +103,7 @@ async def test_what_fits_is_answered_and_the_rest_is_refused_at_once(gateway, ht
         assert sum(task.done() for task in tasks) == 32
         assert [status for status, _, _ in refused] == [429] * 32
         assert all(1 <= int(headers["Retry-After"]) <= 60 for _, headers, _ in refused)
-        assert all("8 requests are running or queued" in text for _, _, text in refused)
+        assert all("8 answers are running or queued" in text for _, _, text in refused)
         let_go()
         answers = await asyncio.gather(*tasks)
     answered = [i for i in range(40) if answers[i][0] == 200]
@@ -135,7 +135,7 @@ async def test_several_prompts_take_several_places_or_none(gateway, http):
     status, headers, text = await post(http, *prompts(9))
     assert (status, "Retry-After" in headers) == (400, False)
     assert json.loads(text)["error"]["param"] == "prompt"
-    assert "9 prompts in one request, but the server takes at most 8" in text
+    assert "9 answers in one request, but the server takes at most 8" in text
     with held(gateway.model) as let_go:
         waiting = asyncio.create_task(post(http, *ask("first")))
         await until(lambda: gateway.serving._capacity._all.taken == 1)
@@ -169,6 +169,29 @@ async def test_one_tenant_cannot_take_all_the_room(make_gateway):
                 let_go()
                 assert (await b)[0] == 200
             assert sorted([(await each)[0] for each in a]) == [200, 200, 200, 429, 429]
+
+
+async def test_the_answers_to_one_prompt_do_not_crowd_out_another_tenant(make_gateway):
+    settings = ServeSettings(max_running=3, max_queue=6, max_requests_per_tenant=3)
+    with make_gateway(settings=settings, api_keys=["a:key-a", "b:key-b"]) as gateway:
+        async with aiohttp.ClientSession(gateway.url) as http:
+
+            async def status(key, **fields):
+                path, body = ask(key, **fields)
+                async with http.post(path, json=body, headers={"x-api-key": key}) as response:
+                    return response.status, await response.json()
+
+            with held(gateway.model) as let_go:
+                running = asyncio.create_task(status("key-a", n=3))
+                await until(lambda: gateway.serving._capacity._all.taken == 3)
+                assert (await status("key-a"))[0] == 429
+                refused, body = await status("key-a", n=4)
+                assert (refused, body["error"]["param"]) == (400, "n")
+                other = asyncio.create_task(status("key-b", n=3))
+                await until(lambda: gateway.serving._capacity._all.taken == 6)
+                let_go()
+                for answered, body in (await running, await other):
+                    assert (answered, len(body["choices"])) == (200, 3)
 
 
 async def test_time_limits_over_both_wires(make_gateway):

@@ -46,8 +46,25 @@ def test_a_tenant_has_a_share_and_leaves_the_rest_to_others():
         capacity.take("a")
     capacity.take("b", 2)
     capacity.take("c")
-    with pytest.raises(Overloaded, match=r"5 requests are running or queued, .* at most 5"):
+    with pytest.raises(Overloaded, match=r"5 answers are running or queued, .* at most 5"):
         capacity.take("d")
+
+
+def test_each_answer_to_a_prompt_counts():
+    capacity = Capacity(8, per_tenant=6)
+    several, *_ = capacity.take("a", 2, n=2)
+    with pytest.raises(Overloaded, match="4 answers are running or queued"):
+        capacity.take("a", n=3)
+    several.leave()
+    several.leave()
+    (last,) = capacity.take("a", n=4)
+    with pytest.raises(Overloaded):
+        capacity.take("a")
+    last.leave()
+    capacity.take("a", n=4)
+    with pytest.raises(InvalidRequest, match="7 answers in one request") as never:
+        capacity.take("a", n=7)
+    assert never.value.param == "n"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +73,7 @@ def test_a_tenant_has_a_share_and_leaves_the_rest_to_others():
 def test_what_never_fits_is_not_told_to_come_again(count, limit):
     capacity = Capacity(8, per_tenant=None if count > 8 else 3)
     capacity.take("")
-    with pytest.raises(InvalidRequest, match=f"{count} prompts in one request, but {limit}") as no:
+    with pytest.raises(InvalidRequest, match=f"{count} answers in one request, but {limit}") as no:
         capacity.take("", count)
     assert no.value.retry_after is None
     assert no.value.param == "prompt"

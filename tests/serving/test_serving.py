@@ -238,7 +238,7 @@ async def test_several_requests_start_together_or_not_at_all(serving):
     both = await serving.start_all([request(name=f"both {i}") for i in range(2)])
     for generation in (*started, *both):
         await generation.aclose()
-    with pytest.raises(InvalidRequest, match="9 prompts in one request"):
+    with pytest.raises(InvalidRequest, match="9 answers in one request"):
         await serving.start_all([request(name=str(i)) for i in range(9)])
 
 
@@ -293,6 +293,24 @@ async def test_counting_is_bounded(serving, monkeypatch):
     monkeypatch.setattr("ragcache.serving.serving.COUNTED", counted - 1)
     with pytest.raises(ContextLengthExceeded, match=f"the maximum is {counted - 1}"):
         await serving.count_tokens(prompt, "")
+
+
+async def test_counting_takes_a_place(serving, tokenizer, monkeypatch):
+    go_on = asyncio.Event()
+
+    async def slow(*args):
+        await go_on.wait()
+        return 7
+
+    monkeypatch.setattr(tokenizer, "count_tokens", slow)
+    counts = [asyncio.create_task(serving.count_tokens(chat("x"), "")) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await serving.count_tokens(chat("x"), "")
+    counts.pop().cancel()
+    go_on.set()
+    assert await asyncio.gather(*counts) == [7] * 7
+    assert len(await serving.start_all([request(name=str(i)) for i in range(8)])) == 8
 
 
 async def test_what_can_be_served_can_be_counted(serving, monkeypatch):
