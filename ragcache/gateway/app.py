@@ -16,6 +16,7 @@ from ragcache.errors import ConfigError
 from ragcache.gateway import operations, stats
 from ragcache.gateway.anthropic import routes as anthropic
 from ragcache.gateway.backend import BACKEND, Backend
+from ragcache.gateway.bodies import INTAKE, Intake
 from ragcache.gateway.connection import Connection
 from ragcache.gateway.dashboard.data import dashboard_data
 from ragcache.gateway.dashboard.load import LOAD, Load, watch_load
@@ -80,6 +81,7 @@ def create_app(
     app[LOAD] = Load(app[BACKEND])
     app.cleanup_ctx.extend((watch_load, watch))
     app[TENANTS] = Tenants(api_keys)
+    app[INTAKE] = Intake(max_body_size)
     app[DRAIN] = Drain(app[BACKEND])
     app[TRACER] = tracer
     app[DESCRIPTION] = Description(ROUTES, OPEN_PATHS)

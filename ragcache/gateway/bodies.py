@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
 from aiohttp import hdrs, web
 from pydantic import BaseModel, ValidationError
 
-from ragcache.errors import InvalidRequest
+from ragcache.errors import InvalidRequest, Overloaded
+from ragcache.gateway.tenants import TENANT
 
 Body = TypeVar("Body", bound=BaseModel)
 Result = TypeVar("Result")
 
+ARRIVES_WITHIN = 60.0  # seconds, for all of a body
+AT_ONCE = 4  # bodies of the largest size that are read and checked; half of them of one tenant
 _OFF_LOOP = 2**15  # bytes; work on more than this would be felt by the running streams
+
+
+class Intake:
+    """Room for the bodies that are being read and checked, in bytes.
+
+    Only then is it known which places a request needs; from there on these are the limit.
+    """
+
+    def __init__(self, max_body_size: int) -> None:
+        self._limit = AT_ONCE * max_body_size
+        self._taken: Counter[str] = Counter()  # by tenant
+
+    @contextmanager
+    def room(self, request: web.Request) -> Iterator[None]:
+        """Take room for a body while the block runs; raises Overloaded where there is none."""
+        largest, tenant = request.client_max_size, request[TENANT]
+        announced = request.content_length
+        size = largest if announced is None else min(announced, largest)
+        taken = self._taken
+        if taken.total() + size > self._limit or taken[tenant] + size > self._limit // 2:
+            raise Overloaded("too much is being uploaded at once")
+        taken[tenant] += size
+        try:
+            yield
+        finally:
+            taken[tenant] -= size
+
+
+INTAKE = web.AppKey("intake", Intake)
 
 
 async def read_body(request: web.Request, model: type[Body]) -> Body:
     """Read and check the JSON body.
 
-    Raises InvalidRequest, HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType.
+    Raises InvalidRequest, and what `read_bytes` does.
     """
     raw = await read_bytes(request)
     return await off_loop(len(raw), partial(parse, model, raw))
@@ -38,13 +72,21 @@ async def body_size(request: web.Request) -> int:
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """Read the body. Raises HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType."""
+    """Read the body.
+
+    Raises HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType, HTTPRequestTimeout.
+    """
     announced = request.content_length or 0
     if announced > request.client_max_size:
         raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
     if coding := request.headers.get(hdrs.CONTENT_ENCODING):
         raise web.HTTPUnsupportedMediaType(text=f"Content-Encoding {coding} is not supported")
-    return await request.read()
+    try:
+        async with asyncio.timeout(ARRIVES_WITHIN):
+            return await request.read()
+    except TimeoutError:
+        text = f"the body did not arrive within {ARRIVES_WITHIN:g} s"
+        raise web.HTTPRequestTimeout(text=text) from None
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

@@ -36,7 +36,7 @@ class Record:
     error_type: str | None = None
     api: str | None = None
     tenant: str = ""
-    model: str | None = None  # as the client calls it
+    model: str | None = None  # one of the served names, as the client chose it
     served_model: str | None = None
     response_id: str | None = None
     usage: Usage | None = None

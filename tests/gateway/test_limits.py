@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from ragcache.errors import EngineUnavailable, Overloaded, QueueTimeout, RequestTimeout
-from ragcache.gateway import exchange
+from ragcache.gateway import bodies, exchange
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000}
@@ -122,3 +122,57 @@ async def test_a_reader_too_far_behind_loses_its_generation_at_once(
     assert "50 pieces of the answer behind" in text.split("\n\n")[-2]
     assert text.count("x" * 50_000) >= 50  # what was there is delivered before
     assert serving.generations[0].usage.completion_tokens == said
+
+
+COUNTS = (f"{CHAT}/count_tokens", f"{MESSAGES}/count_tokens")
+
+
+async def upload(url, path, size, key="none"):
+    """Begin to send a body."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nx-api-key: {key}\r\n"
+    writer.write(f"{head}Content-Length: {size}\r\n\r\n{{".encode())
+    return reader, writer
+
+
+@pytest.mark.parametrize("path", [*BODIES, *COUNTS])
+async def test_what_is_uploaded_at_once_is_bounded_in_all_and_for_each_tenant(start, path):
+    url = await start(max_body_size=1000, api_keys=["key-a", "key-b", "key-c"])
+    async with aiohttp.ClientSession(url) as http:
+
+        async def status(key):
+            body = BODIES.get(path, ASK)
+            async with http.post(path, json=body, headers={"x-api-key": key}) as response:
+                return response.status
+
+        async def until_refused(key):
+            async with asyncio.timeout(10):
+                while await status(key) != 429:
+                    await asyncio.sleep(0.01)
+
+        assert await status("key-a") == 200
+        writers = [(await upload(url, path, 1000, "key-a"))[1] for _ in range(2)]
+        await until_refused("key-a")
+        assert await status("key-b") == 200
+        writers += [(await upload(url, path, 1000, "key-b"))[1] for _ in range(2)]
+        await until_refused("key-c")
+        for writer in writers:
+            writer.close()
+        async with asyncio.timeout(10):
+            while await status("key-a") != 200:
+                await asyncio.sleep(0.01)
+
+
+@every_wire
+async def test_a_body_that_does_not_arrive_in_time_is_a_408(url, path, monkeypatch):
+    monkeypatch.setattr(bodies, "ARRIVES_WITHIN", 0.1)
+    reader, writer = await upload(url, path, 100)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert head.startswith(b"HTTP/1.1 408 ")
+    body = json.loads(await asyncio.wait_for(reader.read(1000), 10))
+    assert error_of(path, body) == (
+        "invalid_request_error",
+        "the body did not arrive within 0.1 s",
+    )
+    writer.close()

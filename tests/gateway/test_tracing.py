@@ -91,6 +91,15 @@ async def test_failures_are_marked(traced, serving, stream):
     assert "gen_ai.response.finish_reasons" not in span.attributes
 
 
+async def test_a_model_that_is_not_served_is_not_named(traced):
+    http, spans = traced
+    response = await http.post("/v1/messages", json=ASK | {"max_tokens": 9, "model": "x" * 10_000})
+    assert response.status == 404
+    (span,) = await spans(1)
+    assert span.name == "chat"
+    assert not any("x" * 100 in str(value) for value in span.attributes.values())
+
+
 async def test_only_what_asks_the_model_is_traced(traced):
     http, spans = traced
     for path in ("/health", "/metrics", "/v1/models"):

@@ -11,7 +11,7 @@ from aiohttp import web
 from ragcache.gateway.anthropic.format import BlockEvents, MessageReply, ending, usage_body
 from ragcache.gateway.anthropic.schema import MessagesRequest, PromptFields
 from ragcache.gateway.backend import BACKEND
-from ragcache.gateway.bodies import body_size, off_loop, read_body
+from ragcache.gateway.bodies import INTAKE, body_size, off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
@@ -28,13 +28,14 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
-    body = await read_body(request, MessagesRequest)
-    request[RECORD].model = body.model
-    serving = request.app[BACKEND].serving_model(body.model)
-    reply = MessageReply(body, serving.stats().block_size)
-    generation = await off_loop(
-        await body_size(request), partial(body.request, reply.id, request[TENANT])
-    )
+    with request.app[INTAKE].room(request):
+        body = await read_body(request, MessagesRequest)
+        serving = request.app[BACKEND].serving_model(body.model)
+        request[RECORD].model = body.model
+        reply = MessageReply(body, serving.stats().block_size)
+        generation = await off_loop(
+            await body_size(request), partial(body.request, reply.id, request[TENANT])
+        )
     async with exchange(serving, [generation], request[METER]) as deltas:
         if body.stream:
             return await _stream(request, deltas, reply)
@@ -43,9 +44,10 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens."""
-    body = await read_body(request, PromptFields)
-    serving = request.app[BACKEND].serving_model(body.model)
-    prompt = await off_loop(await body_size(request), body.prompt)
+    with request.app[INTAKE].room(request):
+        body = await read_body(request, PromptFields)
+        serving = request.app[BACKEND].serving_model(body.model)
+        prompt = await off_loop(await body_size(request), body.prompt)
     return web.json_response({"input_tokens": await serving.count_tokens(prompt, request[TENANT])})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from ragcache.gateway.backend import BACKEND
-from ragcache.gateway.bodies import body_size, off_loop, read_body
+from ragcache.gateway.bodies import INTAKE, body_size, off_loop, read_body
 from ragcache.gateway.exchange import Exchange, exchange
 from ragcache.gateway.explanations import extension
 from ragcache.gateway.failures import Failure
@@ -37,22 +37,24 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/count_tokens: what the prompt of such a body comes to."""
-    body = await read_body(request, ChatCompletionRequest)
-    serving = request.app[BACKEND].serving_model(body.model)
-    (prompt,) = await off_loop(await body_size(request), body.prompts)
+    with request.app[INTAKE].room(request):
+        body = await read_body(request, ChatCompletionRequest)
+        serving = request.app[BACKEND].serving_model(body.model)
+        (prompt,) = await off_loop(await body_size(request), body.prompts)
     return web.json_response({"prompt_tokens": await serving.count_tokens(prompt, request[TENANT])})
 
 
 async def _answer(
     request: web.Request, schema: type[CompletionFields], reply_type: type[Reply]
 ) -> web.StreamResponse:
-    body = await read_body(request, schema)
-    request[RECORD].model = body.model
-    serving = request.app[BACKEND].serving_model(body.model)
-    reply = reply_type(body.model, include_usage=body.include_usage)
-    requests = await off_loop(
-        await body_size(request), partial(body.requests, reply.id, request[TENANT])
-    )
+    with request.app[INTAKE].room(request):
+        body = await read_body(request, schema)
+        serving = request.app[BACKEND].serving_model(body.model)
+        request[RECORD].model = body.model
+        reply = reply_type(body.model, include_usage=body.include_usage)
+        requests = await off_loop(
+            await body_size(request), partial(body.requests, reply.id, request[TENANT])
+        )
     async with exchange(serving, requests, request[METER]) as deltas:
         if body.ragcache.explain:
             block_size = serving.stats().block_size
