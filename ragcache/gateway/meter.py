@@ -30,6 +30,7 @@ class RequestMeter:
         self.metrics = metrics
         self.record = record
         record.api = self._api = api
+        self.begun = False  # one of its prompts has left the queue
         self._reasons: set[FinishReason] = set()
         self._failure: BaseException | None = None
 
@@ -56,7 +57,8 @@ class RequestMeter:
         model, metrics = self.metrics.source.model_name, self.metrics
         self.record.served_model = model or None
         metrics.requests.labels(model, self._api, status, reason).inc()
-        metrics.e2e.labels(model).observe(time.perf_counter() - self.record.arrival)
+        if self.begun:  # how soon one is refused says nothing about the answers
+            metrics.e2e.labels(model).observe(time.perf_counter() - self.record.arrival)
         if reason == "error":
             self.record.error_type = type(failure).__name__
             metrics.errors.labels(model, self._api, self.record.error_type).inc()
@@ -102,9 +104,11 @@ class GenerationMeter:
             self._request.finished(delta.finish_reason)
 
     def ended(self, generation: Generation) -> None:
-        """Count what was computed in the end, delivered or not."""
-        if generation.hit_known:
-            self._prompt(generation)
+        """Count what was computed in the end, delivered or not; of what waited in vain nothing."""
+        self._request.record.add(generation)
+        if not generation.hit_known:
+            return
+        self._prompt(generation)
         self._first_token(generation)
         self._count(generation.usage)
         self._timed(generation)
@@ -112,7 +116,6 @@ class GenerationMeter:
         tokens = generation.usage.completion_tokens
         metrics.request_generation_tokens.labels(model).observe(tokens)
         metrics.longest_choice.labels(model).observe(generation.longest)
-        self._request.record.add(generation)
 
     def _timed(self, generation: Generation) -> None:
         """Observe how long each phase took that came to an end."""
@@ -133,7 +136,7 @@ class GenerationMeter:
         """Count the prompt once, as soon as its hit is known."""
         if self._counted:
             return
-        self._counted = True
+        self._counted = self._request.begun = True
         metrics, model, usage = self._metrics, self._model, generation.usage
         metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens

@@ -7,7 +7,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ragcache.errors import EngineUnavailable
+from ragcache.errors import EngineUnavailable, Overloaded
 from ragcache.types import BlockTimes, Explanation, Histogram, HostStats, MissReason, PoolCounts
 
 ASK = {"model": "alias", "messages": [{"role": "user", "content": "one two three four five six"}]}
@@ -60,6 +60,28 @@ async def test_counters_equal_the_sum_over_responses(client, serving, scrape):
     assert samples["ragcache_request_e2e_seconds_count",] == 6
     for outcome in ("miss", "hit", "partial"):
         assert samples["ragcache_time_to_first_token_seconds_count", outcome] == 2
+
+
+async def test_what_was_never_begun_is_in_no_distribution_of_answers(
+    client, http, serving, scrape
+):
+    serving.script.refuse = Overloaded("full")
+    with pytest.raises(openai.RateLimitError):
+        await client.chat.completions.create(**ASK)
+    serving.script.refuse, serving.script.queued = None, asyncio.Event()
+    waiting = asyncio.create_task(client.chat.completions.create(**ASK))
+    while not serving.generations:
+        await asyncio.sleep(0.005)
+    waiting.cancel()
+    while not serving.generations[0].closed:
+        await asyncio.sleep(0.005)
+    serving.script.queued.set()
+    await client.chat.completions.create(**ASK)
+    samples = await scrape()
+    assert samples["ragcache_requests_total", "chat", "error", "429"] == 1
+    assert samples["ragcache_requests_total", "chat", "abort", "499"] == 1
+    for name in ("request_e2e_seconds", "request_generation_tokens", "request_prompt_tokens"):
+        assert samples[f"ragcache_{name}_count",] == 1
 
 
 async def test_between_n_tokens_there_are_n_minus_one_gaps(client, scrape):

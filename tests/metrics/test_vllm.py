@@ -115,6 +115,8 @@ def test_refused_and_failed_requests_are_no_successes(busy):
     )
     assert total(values, "vllm:request_success_total") == answered
     assert total(values, "vllm:admission_rejections_total") == refused > 0
+    begun = total(values, "vllm:e2e_request_latency_seconds_count")
+    assert answered <= begun <= answered + failed
     assert total(values, "http_requests_total", 'status="5xx"') == failed > 0
 
 
