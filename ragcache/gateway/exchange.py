@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ragcache.serving import Serving
     from ragcache.serving.generation import Generation
 
-BEHIND = 4096  # deltas that a client may be behind
+BEHIND = 4096  # deltas of each choice that a client may be behind
 BATCH = 256  # deltas that are written at once, some tens of KiB: what a write waits for is bounded
 
 
@@ -121,8 +121,8 @@ class Exchange:
         try:
             async for delta in generation:
                 meter.delta(delta, generation)
-                if self._arrived.qsize() >= BEHIND:
-                    raise SlowReader(f"the client is {BEHIND} pieces of the answer behind")
+                if (behind := self._arrived.qsize()) >= BEHIND * self.choices:
+                    raise SlowReader(f"the client is {behind} pieces of the answer behind")
                 self._arrived.put_nowait(replace(delta, index=offset + delta.index))
             self._arrived.put_nowait(None)
         except Exception as error:

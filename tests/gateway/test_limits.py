@@ -124,6 +124,12 @@ async def test_a_reader_too_far_behind_loses_its_generation_at_once(
     assert serving.generations[0].usage.completion_tokens == said
 
 
+async def test_how_far_a_reader_may_be_behind_grows_with_the_choices(post, monkeypatch):
+    monkeypatch.setattr(exchange, "BEHIND", 10)
+    status, _, text = await post(CHAT, n=16, stream=True)  # each step of it has 16 pieces
+    assert (status, text.endswith("data: [DONE]\n\n")) == (200, True)
+
+
 COUNTS = (f"{CHAT}/count_tokens", f"{MESSAGES}/count_tokens")
 
 
