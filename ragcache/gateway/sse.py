@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, 9.2) on an aiohttp response."""
+"""Answers on their way: server-sent events (WHATWG HTML, 9.2), or in one piece."""
 
 from __future__ import annotations
 
@@ -16,6 +16,27 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect a buffer full before it forwards
 }
+
+
+async def send_whole(request: web.Request, response: web.Response) -> web.Response:
+    """Send an answer in one piece, to its last byte; raises ConnectionError as a stream does.
+
+    aiohttp would only begin when the handler, and with it all that counts the request, has ended.
+    """
+    await response.prepare(request)
+    await unless_stalled(request.transport, response.write_eof())
+    return response
+
+
+async def unless_stalled(transport: asyncio.Transport | None, write: Awaitable[None]) -> None:
+    """Wait for a write, up to `STALLED` seconds, and then raise ConnectionAbortedError."""
+    try:
+        async with asyncio.timeout(STALLED):
+            await write
+    except TimeoutError:
+        if transport is not None:
+            transport.abort()  # closing would wait for the reader once more
+        raise ConnectionAbortedError("the client does not read") from None
 
 
 class EventStream:
@@ -46,17 +67,8 @@ class EventStream:
 
     async def close(self) -> web.StreamResponse:
         """End the body at once: clients read on until its end."""
-        await self._unless_stalled(self._response.write_eof())
+        await unless_stalled(self._transport, self._response.write_eof())
         return self._response
 
     async def _write(self, events: str) -> None:
-        await self._unless_stalled(self._response.write(events.encode()))
-
-    async def _unless_stalled(self, write: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(STALLED):
-                await write
-        except TimeoutError:
-            if self._transport is not None:
-                self._transport.abort()  # closing would wait for the reader once more
-            raise ConnectionAbortedError("the client does not read") from None
+        await unless_stalled(self._transport, self._response.write(events.encode()))

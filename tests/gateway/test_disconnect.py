@@ -102,14 +102,19 @@ async def test_comments_keep_a_silent_stream_alive(client, url, serving, monkeyp
     assert "".join(text) == "Hello, wörld 🌍!"
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
-    client, url, serving, monkeypatch, errors_logged
+    client, http, url, serving, monkeypatch, errors_logged, stream
 ):
+    async def aborted():
+        async with http.get("/metrics") as response:
+            return 'finish_reason="abort"' in await response.text()
+
     monkeypatch.setattr(sse, "STALLED", 0.2)
     serving.script.pieces = ("x" * 10_000,) * 2_000  # more than all buffers on the way
     _, writer = await connect(url, limit=1024)
     writer.transport.pause_reading()
-    writer.write(request_bytes(stream=True))
+    writer.write(request_bytes(stream))
     await until(lambda: serving.generations)
     serving.script = type(serving.script)()
     answer = await client.chat.completions.create(
@@ -117,6 +122,9 @@ async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     )
     assert answer.choices[0].message.content == "Hello, wörld 🌍!"
     await until(lambda: serving.generations[0].closed)
+    async with asyncio.timeout(WAIT):
+        while not await aborted():
+            await asyncio.sleep(0.01)
     writer.transport.abort()
     assert not errors_logged()
 

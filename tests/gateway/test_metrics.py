@@ -62,9 +62,7 @@ async def test_counters_equal_the_sum_over_responses(client, serving, scrape):
         assert samples["ragcache_time_to_first_token_seconds_count", outcome] == 2
 
 
-async def test_what_was_never_begun_is_in_no_distribution_of_answers(
-    client, http, serving, scrape
-):
+async def test_what_was_never_begun_is_in_no_distribution_of_answers(client, http, serving, scrape):
     serving.script.refuse = Overloaded("full")
     with pytest.raises(openai.RateLimitError):
         await client.chat.completions.create(**ASK)

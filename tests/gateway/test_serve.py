@@ -108,6 +108,22 @@ async def test_what_outlasts_the_drain_is_told_so(draining, serving):
     assert all(generation.closed for generation in serving.generations)
 
 
+async def test_an_answer_in_one_piece_is_sent_to_its_end(loaded, serving, listened, monkeypatch):
+    monkeypatch.setattr("ragcache.gateway.app.LAST_WORDS", 0.05)
+    serving.script.pieces = ("x" * 100_000,) * 400  # more than all buffers on the way
+    task = asyncio.create_task(serve(create_app(loaded), loaded, "127.0.0.1", 0))
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 400}
+    async with (
+        aiohttp.ClientSession(await listened(), read_bufsize=1024) as http,
+        http.post("/v1/completions", json=body) as response,
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        assert len((await response.json())["choices"][0]["text"]) == 40_000_000
+    await asyncio.wait_for(task, 10)
+
+
 async def test_without_requests_there_is_nothing_to_wait_for(loaded, listened):
     task = asyncio.create_task(serve(create_app(loaded), loaded, "127.0.0.1", 0, 1000))
     await listened()

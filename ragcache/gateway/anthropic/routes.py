@@ -17,7 +17,7 @@ from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER
 from ragcache.gateway.middleware import REQUEST_ID
 from ragcache.gateway.record import RECORD
-from ragcache.gateway.sse import KEEP_ALIVE, EventStream
+from ragcache.gateway.sse import KEEP_ALIVE, EventStream, send_whole
 from ragcache.gateway.tenants import TENANT
 from ragcache.types import Delta
 
@@ -39,7 +39,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
     async with exchange(serving, [generation], request[METER]) as deltas:
         if body.stream:
             return await _stream(request, deltas, reply)
-        return web.json_response(await _whole(deltas, reply), dumps=_dumps)
+        body = await _whole(deltas, reply)
+    return await send_whole(request, web.json_response(body, dumps=_dumps))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ from ragcache.gateway.openai.fields import CompletionFields
 from ragcache.gateway.openai.format import ChatReply, Choice, Reply, TextReply
 from ragcache.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from ragcache.gateway.record import RECORD
-from ragcache.gateway.sse import KEEP_ALIVE, EventStream
+from ragcache.gateway.sse import KEEP_ALIVE, EventStream, send_whole
 from ragcache.gateway.tenants import TENANT
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -61,7 +61,8 @@ async def _answer(
             reply.extension = lambda: extension(deltas.explanations[0], block_size)
         if body.stream:
             return await _stream(request, deltas, reply)
-        return web.json_response(await _whole(deltas, reply), dumps=_dumps)
+        body = await _whole(deltas, reply)
+    return await send_whole(request, web.json_response(body, dumps=_dumps))
 
 
 async def _whole(deltas: Exchange, reply: Reply) -> dict[str, Any]:
