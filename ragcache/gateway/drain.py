@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from ragcache.errors import RagcacheError, ShuttingDown
-from ragcache.gateway.tenants import OPEN_PATHS
+from ragcache.gateway.tenants import POLLED_PATHS
 
 LAST_WORDS = 2.0  # seconds in which a request that is cut off can still say so
 
@@ -91,8 +91,8 @@ DRAIN = web.AppKey("drain", Drain)
 
 @web.middleware
 async def count_under_way(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a stop signal wait for the request, or refuse it; probes are answered to the end."""
-    if request.path in OPEN_PATHS:
+    """Let a stop signal wait for the request, or refuse it; watchers are answered to the end."""
+    if request.path in POLLED_PATHS:
         return await handler(request)
     with request.app[DRAIN].request():
         return await handler(request)

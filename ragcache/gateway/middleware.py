@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from http import HTTPStatus
 from uuid import uuid4
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from aiohttp.typedefs import Handler
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.meter import METER, METRICS, RequestMeter
 from ragcache.gateway.record import RECORD, Record
-from ragcache.gateway.tenants import OPEN_PATHS
+from ragcache.gateway.tenants import OPEN_PATHS, POLLED_PATHS
 from ragcache.gateway.tracing import TRACER
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -56,8 +57,11 @@ def _tell(request: web.Request, record: Record) -> None:
     tracer = request.app[TRACER]
     if tracer is not None and record.api is not None:
         fields["trace_id"] = tracer.span(record, request.headers)
-    # Probes and scrapers would fill the log.
-    level = logging.DEBUG if request.path in OPEN_PATHS else logging.INFO
+    # Those would fill the log.
+    is_usual = request.path in OPEN_PATHS or (
+        request.path in POLLED_PATHS and record.status < HTTPStatus.BAD_REQUEST
+    )
+    level = logging.DEBUG if is_usual else logging.INFO
     log.log(level, "%s", record.line(), extra={"fields": fields})
 
 

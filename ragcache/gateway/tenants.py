@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,9 +16,12 @@ from ragcache.gateway.record import RECORD
 
 # Probes, scrapers and browsers bring no key, and what they read tells nothing about a tenant.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json", "/dashboard"})
-
+# Asked for every few seconds by whoever watches the server, to its end.
+POLLED_PATHS = OPEN_PATHS | {"/cache/stats", "/dashboard/data"}
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+log = logging.getLogger(__name__)
 
 
 class Tenants:
@@ -34,6 +38,9 @@ class Tenants:
                 self._add(entry)
             except ValueError as error:
                 raise ConfigError(f"API key number {number}: {error}") from None
+        if self._tenants:
+            names = set(self._tenants.values())
+            log.info("API keys: %d, of %d tenants", len(self._tenants), len(names))
 
     def _add(self, entry: str) -> None:
         name, colon, key = entry.strip().rpartition(":")
@@ -41,7 +48,7 @@ class Tenants:
             raise ValueError("the key is empty")
         if colon and not _NAME.fullmatch(name):
             raise ValueError("the tenant in front of ':' must be letters, digits, '_', '.' or '-'")
-        tenant = _digest(f"tenant:{name}" if colon else key)[:16]
+        tenant = _digest(f"tenant:{name}")[:16] if colon else _slow_digest(key)
         if self._tenants.setdefault(_digest(key), tenant) != tenant:
             raise ValueError("another tenant has this key already")
 
@@ -67,7 +74,7 @@ def read_keys(path: Path) -> list[str]:
     Raises ConfigError when it cannot be read, or has none: it would open the server to everybody.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()  # editors may put a mark in front
     except OSError as error:
         raise ConfigError(f"api_keys_file: {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -80,6 +87,15 @@ def read_keys(path: Path) -> list[str]:
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _slow_digest(key: str) -> str:
+    """What may be shown of a key: logs and Redis have it, and who reads them may try out keys.
+
+    The salt is the same everywhere, since all replicas of a pool must name a tenant alike.
+    """
+    secret = key.encode("utf-8", "surrogateescape")
+    return hashlib.scrypt(secret, salt=b"ragcache tenant", n=2**14, r=8, p=1, dklen=8).hex()
 
 
 def _presented(headers: Mapping[str, str]) -> str:

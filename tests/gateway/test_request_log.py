@@ -137,3 +137,14 @@ def test_json_lines_hold_whatever_was_logged():
     assert parsed["message"] == "wörld é\n"
     assert parsed["exception"].endswith("ValueError: broken\nin two")
     assert parsed["time"].endswith("+00:00")
+
+
+async def test_watchers_do_not_fill_the_log(start, caplog):
+    caplog.set_level(logging.DEBUG, "ragcache")
+    url = await start(api_keys=["key-one"])
+    async with aiohttp.ClientSession(url) as http:
+        for path in ("/cache/stats", "/dashboard/data"):
+            await http.get(path, headers={"x-api-key": "key-one"})
+            await http.get(path)
+    logged = [(r.fields["status"], r.levelname) for r in caplog.records if hasattr(r, "fields")]
+    assert logged == [(200, "DEBUG"), (401, "INFO")] * 2

@@ -152,6 +152,25 @@ async def test_connections_end_with_the_drain(loaded, serving, listened):
     assert len(serving.generations) == 1
 
 
+async def test_watchers_are_answered_while_the_last_requests_run(loaded, serving, listened):
+    serving.script.pause = 0.1
+    app = create_app(loaded)
+    task = asyncio.create_task(serve(app, loaded, "127.0.0.1", 0))
+    async with aiohttp.ClientSession(await listened()) as http:
+        running = asyncio.create_task(
+            http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+        )
+        while not serving.generations:
+            await asyncio.sleep(0.005)
+        app[DRAIN].tell()
+        while not app[DRAIN].began:
+            await asyncio.sleep(0.005)
+        for path in ("/cache/stats", "/dashboard/data", "/metrics"):
+            assert (await http.get(path)).status == 200
+        assert (await running).status == 200
+    await asyncio.wait_for(task, 10)
+
+
 async def test_a_busy_port_is_one_clear_error(loaded):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,5 +1,7 @@
 """API keys, and the tenants that they stand for."""
 
+import hashlib
+
 import pytest
 
 from ragcache.errors import ConfigError, Unauthorized
@@ -47,13 +49,31 @@ def test_a_bad_key_is_told_by_its_number_and_never_shown(keys, why):
     assert "secret" not in str(caught.value)
 
 
+def test_a_tenant_that_is_shown_is_no_quick_digest_of_its_key():
+    shown = tenant(Tenants(["guessable"]), "guessable")
+    quick = {hashlib.new(name, b"guessable").hexdigest() for name in ("sha256", "sha1", "md5")}
+    assert not any(digest.startswith(shown) for digest in quick)
+    assert shown == tenant(Tenants(["other", "guessable"]), "guessable")
+    assert len(shown) == 16
+
+
+def test_the_log_tells_how_many_tenants_the_keys_make(caplog):
+    caplog.set_level("INFO", "ragcache")
+    Tenants(["team:one", "team:two", "three"])
+    Tenants()
+    assert [each.getMessage() for each in caplog.records] == ["API keys: 3, of 2 tenants"]
+
+
 def test_a_key_may_be_given_twice():
     assert tenant(Tenants(["team:one", "team:one"]), "one")
 
 
-def test_a_file_has_one_key_on_a_line(tmp_path):
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_file_has_one_key_on_a_line(tmp_path, mark):
     file = tmp_path / "keys"
-    file.write_text("# ours\nteam:one\n\n  two  \r\n\t# theirs: none\nteam:three")
+    file.write_text(f"{mark}team:zero")
+    assert read_keys(file) == ["team:zero"]
+    file.write_text(f"{mark}# ours\nteam:one\n\n  two  \r\n\t# theirs: none\nteam:three")
     assert read_keys(file) == ["team:one", "two", "team:three"]
 
 

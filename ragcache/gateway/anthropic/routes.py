@@ -39,8 +39,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
     async with exchange(serving, [generation], request[METER]) as deltas:
         if body.stream:
             return await _stream(request, deltas, reply)
-        body = await _whole(deltas, reply)
-    return await send_whole(request, web.json_response(body, dumps=_dumps))
+        answer = await _whole(deltas, reply)
+    return await send_whole(request, web.json_response(answer, dumps=_dumps))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

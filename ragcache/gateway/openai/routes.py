@@ -61,8 +61,8 @@ async def _answer(
             reply.extension = lambda: extension(deltas.explanations[0], block_size)
         if body.stream:
             return await _stream(request, deltas, reply)
-        body = await _whole(deltas, reply)
-    return await send_whole(request, web.json_response(body, dumps=_dumps))
+        answer = await _whole(deltas, reply)
+    return await send_whole(request, web.json_response(answer, dumps=_dumps))
 
 
 async def _whole(deltas: Exchange, reply: Reply) -> dict[str, Any]:
