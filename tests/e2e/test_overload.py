@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -260,6 +261,7 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it(gateway, htt
                 counts[reason] = counts.get(reason, 0) + value
         return counts
 
+    prompts = 'ragcache_prompt_tokens_total{model_name="tiny"}'
     before, asked = outcomes(), gateway.at_rest().query_tokens
     with held(gateway.model) as let_go:  # the first in its first step, the others behind it
         tasks = [
@@ -276,9 +278,12 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it(gateway, htt
         path, body = ask(f"m{i}", stream=True, max_tokens=5000, logit_bias={"2": -100})
         async with http.post(path, json=body) as response:
             await response.content.readuntil(b"content")
-    for i in range(4):
-        assert (await post(http, *ask(f"n{i}")))[0] == 200
-    stats = gateway.at_rest()
+    await until(lambda: not gateway.serving.stats().running)  # the last client has left, too
+    stats, told = gateway.at_rest(), gateway.metrics()[prompts]
+    assert told == stats.query_tokens
+    answered = [json.loads((await post(http, *ask(f"n{i}"), read=str))[2]) for i in range(4)]
+    in_usage = sum(answer["usage"]["prompt_tokens"] for answer in answered)
+    assert gateway.metrics()[prompts] - told == in_usage > 0
     await until(lambda: sum(outcomes().values()) - sum(before.values()) == 16)
     after = outcomes()
     assert after["abort"] - before.get("abort", 0) == 12
@@ -287,13 +292,22 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it(gateway, htt
     metrics = gateway.metrics()
     assert metrics['ragcache_requests_running{model_name="tiny"}'] == 0
     assert metrics['ragcache_requests_waiting{model_name="tiny"}'] == 0
-    assert metrics['ragcache_prompt_tokens_total{model_name="tiny"}'] == stats.query_tokens
 
 
 async def test_a_slow_reader_loses_its_stream_and_nobody_else(gateway, http, monkeypatch):
+    def sample(name):
+        return sum(value for each, value in gateway.metrics().items() if each.startswith(name))
+
+    aborts = 'ragcache_requests_total{api="chat",finish_reason="abort"'
+    tokens, aborted = sample("ragcache_generation_tokens_total"), sample(aborts)
     monkeypatch.setattr(sse, "STALLED", 0.3)
-    path, body = ask("slow", stream=True, max_tokens=1000, logit_bias={"2": -100}, logprobs=True)
-    reader, writer = await asyncio.open_connection(*gateway.url[7:].split(":"), limit=1024)
+    longest = 7000  # some 20 MB of events, which no buffer on the way can hold
+    path, body = ask("slow", stream=True, max_tokens=longest, logit_bias={"2": -100}, logprobs=True)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, _, port = gateway.url[7:].partition(":")
+    connection.connect((host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
     writer.transport.pause_reading()
     raw = json.dumps(body | {"top_logprobs": 20}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
@@ -303,6 +317,8 @@ async def test_a_slow_reader_loses_its_stream_and_nobody_else(gateway, http, mon
     together = await asyncio.gather(*[post(http, *each) for each in others])
     await until(lambda: not gateway.serving.stats().running)
     assert gateway.at_rest().pool.held == 0
+    await until(lambda: sample(aborts) == aborted + 1)
+    assert sample("ragcache_generation_tokens_total") - tokens < longest
     for each, answer in zip(others, together, strict=True):
         assert answer[2] == (await post(http, *each))[2]
     writer.transport.abort()
