@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -13,11 +14,14 @@ from ragcache.cluster.replica import Replica
 from ragcache.cluster.router import Router
 from ragcache.gateway.route.pulse import Pulse
 
+log = logging.getLogger(__name__)
+
 INTERVAL = 1.0  # seconds in which a new replica is noticed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Member:
+    replica: Replica  # as it last was
     pulse: Pulse
     probing: asyncio.Task[None]
 
@@ -25,8 +29,9 @@ class _Member:
 class Fleet:
     """Replicas that were named at the start, and those of the directory.
 
-    What the directory knows under the URL of a named one takes its place. `gone` is told the ids
-    of replicas that are no more.
+    What the directory knows under the URL of a named one takes its place. A lease that ends is no
+    death: perhaps Redis refuses writes. Whoever answers probes and did not say farewell stays.
+    `gone` is told the ids of replicas that are no more.
     """
 
     def __init__(
@@ -48,7 +53,10 @@ class Fleet:
         async with aiohttp.ClientSession(connector=connections) as http:
             try:
                 while True:
-                    self._notice(http)
+                    try:
+                        self._notice(http)
+                    except Exception:
+                        log.exception("what is known of the replicas cannot be used")
                     await asyncio.sleep(INTERVAL)
             finally:
                 probes = [member.probing for member in self._members.values()]
@@ -65,19 +73,19 @@ class Fleet:
             if (member := self._members.get(_key(replica))) and member.pulse.ready
         ]
 
-    def known(self) -> Iterator[Replica]:
+    def known(self) -> list[Replica]:
         """All that there are, usable or not."""
-        found = self._directory.replicas() if self._directory else []
-        yield from found
-        urls = {replica.url.rstrip("/") for replica in found}
-        yield from (replica for replica in self._named if replica.url not in urls)
+        staying = [member.replica for member in self._members.values() if self._stays(member)]
+        leased = self._directory.replicas() if self._directory else []
+        found = {replica.id: replica for replica in (*staying, *leased)}
+        urls = {replica.url.rstrip("/") for replica in found.values()}
+        return [*found.values(), *(each for each in self._named if each.url not in urls)]
 
     def ready(self) -> str | None:
         """None when some replica is, else the reason why not."""
         if self.usable():
             return None
-        known = list(self.known())
-        reasons = [f"{replica.url}: {self._state(replica)}" for replica in known]
+        reasons = [f"{replica.url}: {self._state(replica)}" for replica in self.known()]
         return "no replica is ready; " + ("; ".join(reasons) or "none is known")
 
     def pulse(self, replica: Replica) -> Pulse:
@@ -90,16 +98,25 @@ class Fleet:
         member = self._members.get(_key(replica))
         return member.pulse.reason or "it is ready" if member else "it was not asked yet"
 
+    def _stays(self, member: _Member) -> bool:
+        """Whether it is here without a lease."""
+        replica = member.replica
+        return member.pulse.ready and not replica.draining and replica not in self._named
+
     def _notice(self, http: aiohttp.ClientSession) -> None:
         known = {_key(replica): replica for replica in self.known()}
         self._router.observe(list(known.values()))
         for key, replica in known.items():
-            if key not in self._members:
+            if key in self._members:
+                self._members[key].replica = replica
+            else:
                 pulse = Pulse(http, replica.url.rstrip("/"))
-                self._members[key] = _Member(pulse, asyncio.create_task(pulse.run()))
+                probing = asyncio.create_task(pulse.run())
+                self._members[key] = _Member(replica, pulse, probing)
         for key in self._members.keys() - known.keys():
-            self._members.pop(key).probing.cancel()
-            self._gone(key[0])
+            if not self._members[key].pulse.watched:  # else nobody would see it die
+                self._members.pop(key).probing.cancel()
+                self._gone(key[0])
 
 
 def _key(replica: Replica) -> tuple[str, str]:

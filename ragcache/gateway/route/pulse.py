@@ -34,6 +34,7 @@ class Pulse:
         self._http = http
         self._url = url
         self._missed = 0
+        self._told: bool | None = None  # what the log has: ready or not
         self._hurry = asyncio.Event()
         self._watches: set[Watch] = set()
 
@@ -54,6 +55,11 @@ class Pulse:
         """Note that it accepts no connection."""
         self._lose("it accepts no connection")
 
+    @property
+    def watched(self) -> bool:
+        """Whether some work with it is under way."""
+        return bool(self._watches)
+
     def watch(self) -> Watch:
         """A block that ends with ReplicaLost when the replica is lost."""
         return Watch(self, self._watches)
@@ -71,14 +77,16 @@ class Pulse:
 
     def _found(self, reason: str | None) -> None:
         self._missed = 0
-        before, self.reason, self.ready = self.reason, reason, reason is None
-        if reason != before:
+        self.ready, self.reason = reason is None, reason
+        if self.ready != self._told:
             log.info("replica %s is %s", self._url, f"not ready: {reason}" if reason else "ready")
+            self._told = self.ready
         self._set_lost(None)
 
     def _lose(self, reason: str) -> None:
         if self.lost_at is None:
             log.warning("replica %s is lost: %s", self._url, reason)
+            self._told = None
             self._set_lost(asyncio.get_running_loop().time())
         self.ready, self.reason = False, reason
 
