@@ -91,8 +91,8 @@ class Publisher:
         self._renew_at = time.monotonic() + RENEWAL
 
     async def _begin_anew(self, client: Client) -> None:
+        self._in_step = False  # first: what was taken is lost, whatever fails now
         await lease.forget_dead(client, self._keys)
-        self._in_step = False
         self._position += 1
         await self._save(client)
         await self._append(client, Changes())  # by which followers see it

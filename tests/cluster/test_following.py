@@ -153,6 +153,22 @@ async def test_too_many_changes_are_told_by_a_snapshot(pool):
     assert replica.publisher.stats().published == 3
 
 
+async def test_changes_that_were_dropped_during_an_outage_are_made_up_for(pool, monkeypatch):
+    replica, directory = pool.replica(blocks=200, most_changes=5), pool.directory()
+    await eventually(lambda: known(directory, replica) == {})
+    attempts = []
+
+    async def forget_dead(*_: object) -> None:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise ConnectionError("away")
+
+    monkeypatch.setattr("ragcache.cluster.lease.forget_dead", forget_dead)
+    replica.serve(list(range(100)))
+    await eventually(lambda: len(attempts) == 3)
+    await eventually(lambda: known(directory, replica) == replica.outbox.blocks())
+
+
 async def test_keys_are_bounded_and_all_of_them_end(pool, redis_server, monkeypatch):
     monkeypatch.setattr("ragcache.cluster.publisher.MOST_BATCHES", 5)
     redis_server.admin.config_set("stream-node-max-entries", 5)
