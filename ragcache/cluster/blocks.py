@@ -73,7 +73,7 @@ class Blocks:
 
     def hosted(self, names: Sequence[bytes]) -> int:
         """Of these blocks, which are held, how many are on the host: the last ones. O(log n)."""
-        first = bisect_left(names, True, key=lambda name: self.on_host[name[:NAME_BYTES]])
+        first = bisect_left(names, True, key=lambda name: self.on_host.get(name[:NAME_BYTES], True))
         return len(names) - first
 
 

@@ -9,13 +9,34 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json
 
 from ragcache.cluster.keys import LEASE, REMAINS, Keys
 from ragcache.cluster.replica import Replica
 from ragcache.cluster.server import Client, send
+from ragcache.config import BaseUrl
 
 FIELDS = tuple(each.name for each in fields(Replica) if each.name != "id")
+
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Lease(BaseModel):
+    """Another process has written it, maybe of another version, maybe not one of ours."""
+
+    epoch: str
+    url: BaseUrl
+    models: tuple[str, ...]
+    fingerprint: str
+    block_size: Annotated[_Count, Field(gt=0)]
+    capacity: _Count
+    running: _Count
+    waiting: _Count
+    draining: bool
 
 
 class Found(NamedTuple):
@@ -45,8 +66,12 @@ async def renew(client: Client, keys: Keys, replica: Replica, seconds: int = LEA
 
 
 async def forget_dead(client: Client, keys: Keys) -> None:
-    """Forget the ids that have no lease."""
-    ids = [each.decode() for each in await client.smembers(keys.replicas)]
+    """Forget the ids that have no lease.
+
+    One that comes back at this moment may be forgotten, too: its next renewal tells it again,
+    before the lease that others know has run out.
+    """
+    ids = await _ids(client, keys)
     if not ids:
         return
     pipe = client.pipeline(transaction=False)
@@ -59,7 +84,7 @@ async def forget_dead(client: Client, keys: Keys) -> None:
 
 async def read(client: Client, keys: Keys) -> dict[str, tuple[dict[bytes, bytes], float]]:
     """By id the fields of every live lease, for `parse`, and the seconds that are left of it."""
-    ids = sorted(each.decode() for each in await client.smembers(keys.replicas))
+    ids = await _ids(client, keys)
     if not ids:
         return {}
     pipe = client.pipeline(transaction=False)
@@ -74,10 +99,18 @@ async def read(client: Client, keys: Keys) -> dict[str, tuple[dict[bytes, bytes]
 def parse(replica_id: str, lease: Mapping[bytes, bytes]) -> Replica:
     """From what `renew` has written; raises ValueError for anything else."""
     try:
-        values = {name: json.loads(lease[name.encode()]) for name in FIELDS}
-        return Replica(replica_id, **values | {"models": tuple(values["models"])})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not the lease of a replica: {error}") from error
+        values = {name: from_json(lease[name.encode()]) for name in FIELDS}
+        return Replica(replica_id, **dict(_Lease.model_validate(values)))
+    except KeyError as error:
+        raise ValueError(f"its lease has no {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{first['loc'][0]} of its lease: {first['msg']}") from error
+
+
+async def _ids(client: Client, keys: Keys) -> list[str]:
+    """All ids; what is no text in UTF-8 becomes one that has no lease."""
+    return sorted({each.decode(errors="ignore") for each in await client.smembers(keys.replicas)})
 
 
 def _write(replica: Replica) -> dict[str, str]:

@@ -31,6 +31,9 @@ async def read(client: Client, keys: Keys, replica: Replica) -> tuple[int, Block
     fields = await client.hgetall(keys.snapshot(replica.id, replica.epoch))
     if b"position" not in fields:
         return None
+    position = int(fields[b"position"])
+    if not 0 <= position < 1 << 63:
+        raise ValueError(f"{position} is no position in a stream")
     blocks = Blocks()
     await asyncio.to_thread(blocks.apply, Changes.read(fields))
-    return int(fields[b"position"]), blocks
+    return position, blocks

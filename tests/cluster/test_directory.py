@@ -69,6 +69,12 @@ def test_blocks_on_the_host_count_and_can_be_told(directory):
     assert directory.hosted(A.id, NAMES[:6]) == 1
 
 
+def test_blocks_without_their_parents_break_nothing(directory):
+    directory.restore(A, 7, holding(NAMES[2:4]))
+    for stop in range(len(NAMES)):
+        assert 0 <= directory.hosted(A.id, NAMES[:stop]) <= stop
+
+
 def test_changes_are_applied_in_a_row(directory):
     directory.apply(A, 8, Changes(device=cut(NAMES[4:6]), removed=cut(NAMES[9:])))
     directory.apply(A, 9, Changes(removed=cut(NAMES[5:6])))
