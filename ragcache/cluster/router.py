@@ -71,7 +71,7 @@ class Router:
         self.load.sent(option.replica.id)
         self._choice.chosen(option, request.session)
         if not self.is_blind():
-            self._expected.add(option.replica.id, request.chains(option.replica))
+            self._expected.add(option.replica, request.chains(option.replica))
 
     def ended(self, option: Option) -> None:
         """Note that it works on the request no more."""
@@ -80,6 +80,10 @@ class Router:
     def expect_nothing(self) -> None:
         """Forget what was to be stored: caches were reset."""
         self._expected.keep(())
+
+    def unanswered(self, request: RouteRequest, option: Option) -> None:
+        """Note that a replica gave no answer, and so may have computed nothing."""
+        self._expected.remove(option.replica, request.chains(option.replica))
 
     def learn(self, option: Option, reported: int) -> None:
         """Compare the expected hit tokens with those that an answer reports."""
@@ -98,7 +102,7 @@ class Router:
         for names in request.chains(replica):
             found = self._directory.match(replica.id, names)
             hosted += self._directory.hosted(replica.id, names[:found])
-            blocks += found + self._expected.match(replica.id, names[found:])
+            blocks += found + self._expected.match(replica, names[found:])
         size = replica.block_size
         return blocks * size, (blocks - hosted * (1 - HOST_CREDIT)) * size
 

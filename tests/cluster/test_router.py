@@ -108,6 +108,15 @@ def test_a_burst_goes_where_its_prefix_is_being_computed(world):
     assert world.best(ask("2")).hit_tokens == 0
 
 
+def test_what_gave_no_answer_is_expected_to_have_nothing(world):
+    first = world.best(ask())
+    world.router.sent(ask(), first)
+    assert world.best(ask()).hit_tokens == 48
+    world.router.ended(first)
+    world.router.unanswered(ask(), first)
+    assert [option.hit_tokens for option in world.router.rank(ask(), world.replicas)] == [0, 0]
+
+
 def test_a_view_that_proves_wrong_weighs_less(world):
     world.store(world.replicas[0], ask())
     before = world.best(ask())

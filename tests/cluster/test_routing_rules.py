@@ -173,19 +173,24 @@ class TestTrust:
 class TestExpected:
     def test_blocks_are_expected_for_a_while(self, clock):
         expected = Expected(clock)
-        expected.add("a", [[b"1", b"2"]])
-        assert expected.match("a", [b"1", b"2", b"3"]) == 2
-        assert expected.match("b", [b"1"]) == 0
-        assert expected.match("a", [b"3", b"1"]) == 0
+        expected.add(replica("a"), [[b"1", b"2"]])
+        assert expected.match(replica("a"), [b"1", b"2", b"3"]) == 2
+        assert expected.match(replica("b"), [b"1"]) == 0
+        assert expected.match(replica("a"), [b"3", b"1"]) == 0
         clock.now = LIFETIME
-        assert expected.match("a", [b"1"]) == 0
+        assert expected.match(replica("a"), [b"1"]) == 0
+
+    def test_another_life_is_expected_to_have_nothing(self, clock):
+        expected = Expected(clock)
+        expected.add(replica(epoch="1"), [[b"1"]])
+        assert expected.match(replica(epoch="2"), [b"1"]) == 0
 
     def test_memory_is_bounded(self, clock, monkeypatch):
         monkeypatch.setattr("ragcache.cluster.expected.MAX_BLOCKS", 3)
         expected = Expected(clock)
-        expected.add("a", [[b"1", b"2"], [b"3", b"4"]])
-        assert expected.match("a", [b"1"]) == 0
-        assert expected.match("a", [b"3", b"4"]) == 2
+        expected.add(replica("a"), [[b"1", b"2"], [b"3", b"4"]])
+        assert expected.match(replica("a"), [b"1"]) == 0
+        assert expected.match(replica("a"), [b"3", b"4"]) == 2
         clock.now = LIFETIME + 1
-        expected.add("a", [[b"5"]])
-        assert len(expected._until["a"]) == 1
+        expected.add(replica("a"), [[b"5"]])
+        assert len(expected._until["a", "1"]) == 1
