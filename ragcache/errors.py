@@ -10,7 +10,8 @@ RagcacheError
     ├── NotFound                 404
     │   └── ModelNotFound
     ├── SlowReader               408, the client is too far behind its stream
-    ├── Overloaded               429, the queue is full, or the tenant's share of it
+    ├── Overloaded               429, the queue is full
+    │   └── TenantOverloaded     429, the tenant's share of it is
     ├── GenerationFailed         500, the model could not answer this one
     ├── ReplicaLost              502, the replica that was answering
     ├── QueueTimeout             503, waited too long to begin
@@ -104,11 +105,17 @@ class SlowReader(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full, or a tenant has as many requests under way as it may have."""
+    """The queue is full."""
 
     status = 429
     default_code = "rate_limit_exceeded"
     retry_after = 1
+
+
+class TenantOverloaded(Overloaded):
+    """A tenant has as many requests under way as it may have; others may go on."""
+
+    default_code = "tenant_limit"
 
 
 class GenerationFailed(RequestError):

@@ -75,6 +75,8 @@ class Failure:
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, usual)
         error = {"type": kind, "message": self._message_with_field()}
+        if self.status in (429, 503) and self.code is not None:
+            error["code"] = self.code  # not of this API; a router goes by it
         return {"type": "error", "error": error, "request_id": request_id}
 
     def _message_with_field(self) -> str:

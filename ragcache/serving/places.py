@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ragcache.errors import InvalidRequest, Overloaded
+from ragcache.errors import InvalidRequest, Overloaded, TenantOverloaded
 
 LONGEST = 60  # seconds; clients that are told more retry when they please
 WEIGHT = 0.1  # of the latest request in the mean
@@ -89,7 +89,7 @@ class Capacity:
                     )
             for places, what in groups:
                 if not places.has(count):
-                    raise Overloaded(
+                    raise (Overloaded if places is self._all else TenantOverloaded)(
                         f"{places.taken} answers are running or queued, and {what} at most "
                         f"{places.limit}",
                         retry_after=places.turn_away(),

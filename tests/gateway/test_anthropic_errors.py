@@ -186,7 +186,7 @@ async def refused(http):
             assert response.headers["request-id"] == error["request_id"]
         ErrorResponse.model_validate(error, strict=True)
         assert set(error) == {"type", "error", "request_id"}
-        assert set(error["error"]) == {"type", "message"}
+        assert set(error["error"]) - {"code"} == {"type", "message"}
         async with http.post(PATH, json=GOOD) as response:
             assert (await response.json())["content"][0]["text"] == "Hello, wörld 🌍!"
         return error["error"]
@@ -377,7 +377,11 @@ async def test_a_failure_in_the_stream_is_an_event_and_the_end(http, serving, an
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {
         "type": "error",
-        "error": {"type": "overloaded_error", "message": "the engine died"},
+        "error": {
+            "type": "overloaded_error",
+            "message": "the engine died",
+            "code": "engine_unavailable",
+        },
         "request_id": request_id,
     }
     assert "message_delta" not in wire

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ragcache.errors import InvalidRequest, Overloaded
+from ragcache.errors import InvalidRequest, Overloaded, TenantOverloaded
 from ragcache.serving.places import LONGEST, Capacity
 
 
@@ -42,7 +42,7 @@ def test_places_are_taken_all_at_once_or_not_at_all():
 def test_a_tenant_has_a_share_and_leaves_the_rest_to_others():
     capacity = Capacity(5, per_tenant=2)
     capacity.take("a", 2)
-    with pytest.raises(Overloaded, match="each tenant may have at most 2"):
+    with pytest.raises(TenantOverloaded, match="each tenant may have at most 2"):
         capacity.take("a")
     capacity.take("b", 2)
     capacity.take("c")
