@@ -171,6 +171,7 @@ async def _route(settings: RouteSettings) -> None:
         directory=following.directory if following else None,
         api_keys=keys,
         max_body_size=int(settings.max_body_size),
+        max_requests=settings.max_requests,
         tracer=tracer,
     )
     if following is not None:

@@ -198,6 +198,9 @@ class RouteSettings(ServerSettings):
     replica: Annotated[list[BaseUrl], NoDecode] = Field(
         [], description="base URL of a replica that Redis does not name; repeat for more"
     )
+    max_requests: PositiveInt = Field(
+        1000, description="requests under way, each with its body in memory; beyond: 429"
+    )
 
     @model_validator(mode="after")
     def _somewhere_to_go(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,9 +72,9 @@ async def stream(request: web.Request, *pieces: bytes, die: bool = False) -> web
     return response
 
 
-def refuse(status: int, **headers: str) -> Act:
+def refuse(status: int, code: str = "full", **headers: str) -> Act:
     async def act(_: web.Request) -> web.StreamResponse:
-        body = {"error": {"message": "full", "type": "x", "param": None, "code": "full"}}
+        body = {"error": {"message": "full", "type": "x", "param": None, "code": code}}
         return web.json_response(body, status=status, headers=headers)
 
     return act
@@ -253,6 +254,114 @@ async def test_what_has_not_begun_to_answer_goes_elsewhere(client, order, act):
     order[0].act = act
     assert (await ask(client))[0] == 200
     assert [len(each.seen) for each in order] == [1, 1]
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "tenant_limit"), (503, "queue_timeout")])
+async def test_what_would_be_no_better_elsewhere_is_an_answer(client, order, status, code):
+    order[0].act = refuse(status, code)
+    for _ in range(2):  # nor does it count as full for others
+        assert (await ask(client))[0] == status
+    assert [len(each.seen) for each in order] == [2, 0]
+
+
+@pytest.mark.parametrize("silence", [b"", b": keep-alive\n\n"])
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/chat/completions", b'data: {"error":{"code":"shutting_down"}}\n\n'),
+        ("/v1/messages", b'event: error\ndata: {"error":{"code":"engine_unavailable"}}\n\n'),
+    ],
+)
+async def test_a_stream_that_only_says_no_goes_elsewhere(client, order, path, event, silence):
+    async def act(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, silence)
+        await asyncio.sleep(0.05)  # mostly enough for the router to pass it on by itself
+        await response.write(event)
+        return response
+
+    order[0].act = act
+    order[1].act = lambda request: stream(request, b"data: 1\n\n")
+    assert (await ask(client, path))[2].removeprefix(silence) == b"data: 1\n\n"
+    order[1].act = act
+    status, headers, body = await ask(client, path)
+    if status == 200:
+        assert silence
+        assert body.count(b"data: ") == 1
+        assert body.endswith(event)
+    else:
+        assert (status, headers["Retry-After"]) == (503, "5")
+        assert json.loads(body)["error"]["code"]
+
+
+async def test_an_error_within_an_answer_is_part_of_it(client, order):
+    late = b'data: 1\n\ndata: {"error":{"code":"shutting_down"}}\n\n'
+    order[0].act = lambda request: stream(request, late)
+    assert (await ask(client))[2] == late
+    assert not order[1].seen
+
+
+async def test_a_failure_to_connect_that_is_no_refusal_ends_nobody_elses_request(
+    client, order, apps, monkeypatch
+):
+    release = asyncio.Event()
+
+    async def act(request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return await order[0].usual(request)
+
+    order[0].act = act
+    waiting = asyncio.create_task(ask(client))
+    while not order[0].seen:
+        await asyncio.sleep(0.005)
+
+    async def out_of_files(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", out_of_files)
+        option = apps[0][FORWARDER].fleet.pulse
+        refused = [option(each) for each in apps[0][FORWARDER].fleet.usable()]
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(aiohttp.ClientConnectorError) as error:
+                await http.get(order[0].url)
+        assert not pulse.refuses_connections(error.value)
+        assert all(each.lost_at is None for each in refused)
+    release.set()
+    assert (await waiting)[0] == 200
+    assert not order[1].seen
+
+
+async def test_too_many_requests_are_refused_on_either_wire(start_router, upstreams):
+    client = await start_router(upstreams[0].url, max_requests=1)
+    release = asyncio.Event()
+
+    async def act(request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return await upstreams[0].usual(request)
+
+    upstreams[0].act = act
+    waiting = asyncio.create_task(ask(client))
+    while not upstreams[0].seen:
+        await asyncio.sleep(0.005)
+    for path, kind in (("/v1/completions", "type"), ("/v1/messages", "type")):
+        status, headers, body = await ask(client, path)
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert json.loads(body)["error"][kind] == "rate_limit_error"
+    release.set()
+    assert (await waiting)[0] == 200
+    assert (await ask(client))[0] == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/completions"), ("GET", "/v1/models")])
+async def test_the_host_of_a_request_line_leads_nowhere_else(client, upstreams, method, path):
+    url = client._base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    target = f"http://elsewhere.example{path}?a=%2F"
+    writer.write(f"{method} {target} HTTP/1.0\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    await reader.read()
+    writer.close()
+    seen = [request.raw_path for each in upstreams for request in each.seen]
+    assert set(seen) == {f"{path}?a=%2F"}
 
 
 async def test_a_replica_that_refuses_comes_last_for_a_moment(client, order):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 
 import pytest
 
+from ragcache.gateway.route import reading
 from ragcache.gateway.route.reading import read_request
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.routing import load_encode
@@ -52,7 +54,8 @@ async def test_both_wires_read_alike(encode):
 
 async def test_texts_and_token_ids_are_prompts_too(encode):
     body = {"model": "m", "prompt": [[1, 2, 3], [4]]}
-    assert (await read(body, encode, "/v1/completions")).prompts == ((1, 2, 3), (4,))
+    found = (await read(body, encode, "/v1/completions")).prompts
+    assert [[*prompt] for prompt in found] == [[1, 2, 3], [4]]
     text = await read({"model": "m", "prompt": "a light"}, encode, "/v1/completions")
     assert len(text.prompts[0]) == 2
 
@@ -62,19 +65,50 @@ async def test_an_echo_reads_no_cache(encode):
     assert (await read(body, encode, "/v1/completions")).prompts == ()
 
 
+async def test_nothing_is_known_of_what_is_no_object(encode):
+    asked = await read([], encode)
+    assert (asked.session, asked.prompts, asked.model) == (None, (), None)
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        [],
         {"model": "m"},
         {"model": "m", "messages": []},
         {"model": "m", "messages": [{"role": "nobody", "content": "x"}]},
         {"model": "m", "messages": TURNS, "temperature": 9},
     ],
 )
-async def test_nothing_is_known_of_what_a_replica_will_refuse(encode, body):
+async def test_model_and_conversation_are_known_where_the_prompt_is_not(encode, body):
     asked = await read(body, encode)
-    assert (asked.session, asked.prompts, asked.model) == (None, (), None)
+    assert (asked.prompts, asked.model) == ((), "m")
+    assert asked.session
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**63])
+async def test_ids_that_no_token_has_are_no_prompt(encode, token):
+    body = {"model": "m", "prompt": [1, token]}
+    asked = await read(body, encode, "/v1/completions")
+    assert (asked.prompts, asked.model) == ((), "m")
+
+
+async def test_a_prompt_that_takes_too_long_is_not_waited_for(monkeypatch):
+    async def forever(*_: object) -> list[int]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(reading, "PATIENCE", 0.01)
+    async with asyncio.timeout(10):
+        asked = await read({"model": "m", "messages": TURNS}, forever)
+    assert (asked.prompts, asked.model) == ((), "m")
+
+
+async def test_a_huge_body_is_not_encoded(encode, monkeypatch):
+    body = {"model": "m", "messages": TURNS}
+    monkeypatch.setattr(reading, "LARGEST", len(json.dumps(body)))
+    assert (await read(body, encode)).prompts
+    monkeypatch.setattr(reading, "LARGEST", len(json.dumps(body)) - 1)
+    assert (await read(body, encode)).prompts == ()
 
 
 async def test_conversations_are_of_a_tenant(encode):

@@ -64,6 +64,7 @@ def create_app(
     directory: Directory | None = None,
     api_keys: Sequence[str] = (),
     max_body_size: int = 64 * 2**20,
+    max_requests: int = 1000,
     tracer: Tracer | None = None,
 ) -> web.Application:
     """A router for replicas at `urls`, and for those of a directory.
@@ -77,7 +78,7 @@ def create_app(
     )
     metrics, router = RouteMetrics(), Router(directory)
     fleet = Fleet(urls, directory, router, metrics.forget)
-    app[FORWARDER] = Forwarder(router, fleet, metrics, _client(), loading)
+    app[FORWARDER] = Forwarder(router, fleet, metrics, _client(), loading, max_requests)
     app[TENANTS] = Tenants(api_keys)
     app[DRAIN] = Drain(app[FORWARDER])
     app[TRACER] = tracer

@@ -85,7 +85,7 @@ class Fleet:
         """None when some replica is, else the reason why not."""
         if self.usable():
             return None
-        reasons = [f"{replica.url}: {self._state(replica)}" for replica in self.known()]
+        reasons = sorted({self._state(replica) for replica in self.known()})  # the log says whose
         return "no replica is ready; " + ("; ".join(reasons) or "none is known")
 
     def pulse(self, replica: Replica) -> Pulse:

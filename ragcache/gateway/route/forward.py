@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,24 +16,44 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from ragcache.cluster.choice import Option
+from ragcache.cluster.replica import Replica
 from ragcache.cluster.request import RouteRequest
 from ragcache.cluster.router import Router
-from ragcache.errors import EngineUnavailable, ReplicaLost, RequestError, ShuttingDown
+from ragcache.errors import (
+    EngineUnavailable,
+    Overloaded,
+    QueueTimeout,
+    ReplicaLost,
+    RequestError,
+    ShuttingDown,
+    TenantOverloaded,
+)
 from ragcache.gateway.bodies import off_loop, read_bytes
 from ragcache.gateway.failures import Failure
 from ragcache.gateway.middleware import REQUEST_ID
-from ragcache.gateway.route.events import WholeEvents, reported_hits, say_nothing
+from ragcache.gateway.route.events import (
+    WholeEvents,
+    data,
+    error_code,
+    reported_hits,
+    say_nothing,
+)
 from ragcache.gateway.route.fleet import Fleet
 from ragcache.gateway.route.headers import end_to_end
 from ragcache.gateway.route.metrics import RouteMetrics
 from ragcache.gateway.route.outlet import Outlet
-from ragcache.gateway.route.pulse import Watch
+from ragcache.gateway.route.pulse import Watch, refuses_connections
 from ragcache.gateway.route.reading import Encode, read_request
 from ragcache.gateway.tenants import TENANT
 
 ATTEMPTS = 4  # replicas that a request is sent to, at most
 LOST_ATTEMPTS = 2  # of those that died with it: perhaps because of it
 REFUSALS = {429, 503}  # of one that is full or leaves; another one may have room
+# The tenant has had its share, or its time is over: that would be no better elsewhere.
+FINAL = {TenantOverloaded.default_code, QueueTimeout.default_code}
+GIVEN_BACK = {EngineUnavailable.default_code, ShuttingDown.default_code}  # instead of an answer
+
+log = logging.getLogger(__name__)
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -59,6 +80,8 @@ class Forwarder:
     metrics: RouteMetrics
     http: aiohttp.ClientSession
     loading: asyncio.Future[Encode | None]
+    max_requests: int = 1000
+    requests: int = 0  # under way, those included whose body is still on its way
     draining: bool = False
     under_way: set[Forwarding] = field(default_factory=set)
 
@@ -86,8 +109,18 @@ class Forwarder:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request as one of the replicas does.
 
-        Raises EngineUnavailable where there is none, ReplicaLost where they were lost.
+        Raises EngineUnavailable where there is none, ReplicaLost where they were lost, Overloaded
+        where too many others are under way.
         """
+        if self.requests >= self.max_requests:
+            raise Overloaded(f"{self.requests} requests are under way")
+        self.requests += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self.requests -= 1
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await read_bytes(request)
         began = time.perf_counter()
         encode = self.loading.result() if self.loading.done() else None
@@ -150,8 +183,7 @@ class Forwarding:
                 refusal = answer
         if refusal is not None:
             return await self._outlet.whole(refusal.status, refusal.headers, refusal.body)
-        reason = self._forwarder.fleet.ready() or "no replica is left to ask"
-        return await self._fail(failure or EngineUnavailable(reason))
+        return await self._fail(failure or EngineUnavailable("no replica is ready"))
 
     def _next(self) -> Option | None:
         """The best replica that was not tried; none where enough of them were."""
@@ -179,22 +211,30 @@ class Forwarding:
             return answer
         except _UNREACHABLE as error:
             outcome = "unreachable"
-            pulse.refused()
+            if refuses_connections(error):
+                pulse.refused()
+            else:
+                pulse.suspect()
             raise EngineUnavailable("no replica accepts connections") from error
         except (aiohttp.ClientError, ReplicaLost) as error:
             outcome = "lost"
             pulse.suspect()
             self._lost.append(replica)
-            raise ReplicaLost(f"the replica broke off: {error or type(error).__name__}") from error
+            reason = str(error) or type(error).__name__
+            log.warning("request %s: %s: %s", self._request[REQUEST_ID], replica, reason)
+            said = reason if isinstance(error, ReplicaLost) else "the replica broke off"
+            raise ReplicaLost(said) from error
         finally:
             forwarder.router.ended(option)
+            if outcome != "answered":
+                forwarder.router.unanswered(self._asked, option)
             forwarder.metrics.requests.labels(replica, outcome).inc()
 
     async def _exchange(self, option: Option, watch: Watch) -> web.StreamResponse | Refusal:
         request = self._request
         headers = end_to_end(request.headers)
         headers["x-request-id"] = request[REQUEST_ID]
-        url = URL(option.replica.url.rstrip("/") + request.raw_path, encoded=True)
+        url = target(option.replica, request)
         body = BytesIO(self._body)  # is written piece by piece
         async with self._forwarder.http.request(
             request.method, url, data=body, headers=headers, allow_redirects=False
@@ -213,7 +253,7 @@ class Forwarding:
             return await self._pass_events(reply, headers, option, watch)
         watch.answered()
         body = await reply.read()
-        if reply.status in REFUSALS:
+        if reply.status in REFUSALS and error_code(body) not in FINAL:
             return Refusal(reply.status, headers, body)
         self._compare(option, body)
         return await self._outlet.whole(reply.status, headers, body)
@@ -224,17 +264,19 @@ class Forwarding:
         headers: CIMultiDict[str],
         option: Option,
         watch: Watch,
-    ) -> web.StreamResponse:
+    ) -> web.StreamResponse | Refusal:
         cut = WholeEvents()
         compared = False
-        async for data in reply.content.iter_any():
-            events = cut.feed(data)
+        async for received in reply.content.iter_any():
+            events = cut.feed(received)
             if not self._outlet.began and say_nothing(events):
                 if events:
                     await self._outlet.keep_alive(headers, events)
                 continue
+            if not self._outlet.began and (refusal := _given_back(events)):
+                return refusal
             watch.answered()
-            compared = compared or self._compare(option, events)
+            compared = compared or any(self._compare(option, each) for each in data(events))
             await self._outlet.send(headers, events)
         return await self._outlet.end(headers, cut.rest)
 
@@ -252,3 +294,18 @@ class Forwarding:
         body = failure.body(self._request.path, self._request[REQUEST_ID])
         headers = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8", **failure.headers}
         return await self._outlet.whole(failure.status, headers, _dumps(body).encode())
+
+
+def target(replica: Replica, request: web.Request) -> URL:
+    """The same path at a replica, whatever host the request line names."""
+    return URL(replica.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
+
+
+def _given_back(events: bytes) -> Refusal | None:
+    """The refusal that a stream begins with, if it does: it was open before its turn came."""
+    first = next(data(events), b"")
+    if error_code(first) not in GIVEN_BACK:
+        return None
+    headers = CIMultiDict({hdrs.CONTENT_TYPE: "application/json; charset=utf-8"})
+    headers[hdrs.RETRY_AFTER] = str(EngineUnavailable.retry_after)
+    return Refusal(EngineUnavailable.status, headers, first)

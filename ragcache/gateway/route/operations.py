@@ -10,12 +10,11 @@ from typing import Any
 
 import aiohttp
 from aiohttp import hdrs, web
-from yarl import URL
 
 from ragcache.cluster.replica import Replica
 from ragcache.errors import EngineUnavailable
 from ragcache.gateway.middleware import REQUEST_ID
-from ragcache.gateway.route.forward import Forwarder
+from ragcache.gateway.route.forward import Forwarder, target
 from ragcache.gateway.route.headers import end_to_end
 
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)
@@ -111,7 +110,7 @@ async def _ask(request: web.Request, replicas: Iterable[Replica]) -> list[Reply]
 async def _ask_one(request: web.Request, replica: Replica) -> Reply:
     headers = end_to_end(request.headers)
     headers["x-request-id"] = request[REQUEST_ID]
-    url = URL(replica.url.rstrip("/") + request.raw_path, encoded=True)
+    url = target(replica, request)
     http = request.app[FORWARDER].http
     try:
         async with http.request(request.method, url, headers=headers, timeout=TIMEOUT) as reply:

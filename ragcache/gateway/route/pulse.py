@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from errno import ECONNREFUSED
 from types import TracebackType
 from typing import Self
 
@@ -68,12 +69,12 @@ class Pulse:
         try:
             async with self._http.get(f"{self._url}/ready", timeout=TIMEOUT) as response:
                 self._found(None if response.status == 200 else await _reason(response))
-        except aiohttp.ClientConnectorError:
-            self.refused()
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._missed += 1
-            if self._missed > FORGIVEN:
-                self._lose("it accepts connections and does not answer")
+            if refuses_connections(error):
+                self.refused()
+            elif self._missed > FORGIVEN:
+                self._lose("it does not answer")
 
     def _found(self, reason: str | None) -> None:
         self._missed = 0
@@ -136,6 +137,11 @@ class Watch:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError:
             raise ReplicaLost(f"the replica is lost: {self._pulse.reason}") from None
+
+
+def refuses_connections(error: Exception) -> bool:
+    """Whether nobody listens there; anything else may be our own trouble, or pass."""
+    return isinstance(error, aiohttp.ClientConnectorError) and error.errno == ECONNREFUSED
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +24,9 @@ from ragcache.types import ChatPrompt
 # Raises RequestError.
 Encode = Callable[[ChatPrompt | str, str], Awaitable[Sequence[int]]]
 
+PATIENCE = 0.5  # seconds for a prompt; where it goes then is up to its conversation
+LARGEST = 4 * 2**20  # bytes of a body; a prompt beyond is not worth the time
+
 SESSION_HEADER = "x-session-id"
 
 _OPENING = 1024  # characters of a text by which it is known
@@ -30,7 +35,7 @@ _SCHEMAS: Mapping[str, type[ChatCompletionRequest | CompletionRequest | Messages
     "/v1/completions": CompletionRequest,
     "/v1/messages": MessagesRequest,
 }
-_Prompts = Sequence[ChatPrompt | str | tuple[int, ...]]
+_Prompt = ChatPrompt | str | Sequence[int]
 
 
 async def read_request(
@@ -42,19 +47,23 @@ async def read_request(
 ) -> RouteRequest:
     """Find what the choice of a replica depends on.
 
-    A body that cannot be understood is for a replica to refuse; nothing is known of it then. Nor
-    are there tokens of it without `encode`.
+    A body that cannot be understood is for a replica to refuse; nothing is known of it then. There
+    are no tokens without `encode`, of what it refuses, and of what takes it too long.
     """
     if path not in _SCHEMAS:
         return RouteRequest()
     try:
         known = await off_loop(len(body), partial(_known, headers, body, tenant))
-        if encode is None:
-            return known
-        salt, prompts = await off_loop(len(body), partial(_prompts, path, body))
-        tokens = [await _tokens(encode, prompt, f"{tenant} {salt}") for prompt in prompts]
-    except (RequestError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return RouteRequest()
+    if encode is None or len(body) > LARGEST:
+        return known
+    try:
+        async with asyncio.timeout(PATIENCE):
+            salt, prompts = await off_loop(len(body), partial(_prompts, path, body))
+            tokens = [await _tokens(encode, prompt, f"{tenant} {salt}") for prompt in prompts]
+    except (RequestError, ValueError, OverflowError, RecursionError, TimeoutError):
+        return known
     return replace(known, salt=salt, prompts=tuple(tokens))
 
 
@@ -86,18 +95,19 @@ def _opening(fields: Mapping[str, Any]) -> Any:
     return [fields.get("system"), messages[: first + 1]]
 
 
-def _prompts(path: str, body: bytes) -> tuple[str | None, _Prompts]:
-    """Salt and prompts. Raises InvalidRequest."""
+def _prompts(path: str, body: bytes) -> tuple[str | None, list[_Prompt]]:
+    """Salt and prompts. Raises InvalidRequest, and OverflowError for ids beyond int32."""
     request: ChatCompletionRequest | CompletionRequest | MessagesRequest
     request = parse(_SCHEMAS[path], body)
     if isinstance(request, MessagesRequest):
         return request.cache_salt, [request.prompt()]
     if isinstance(request, CompletionRequest) and request.echo:
         return request.cache_salt, []  # with log-probabilities, the cache is not read
-    return request.cache_salt, request.prompts()
+    prompts = request.prompts()
+    return request.cache_salt, [
+        array("i", each) if isinstance(each, tuple) else each for each in prompts
+    ]
 
 
-async def _tokens(
-    encode: Encode, prompt: ChatPrompt | str | tuple[int, ...], scope: str
-) -> Sequence[int]:
-    return prompt if isinstance(prompt, tuple) else await encode(prompt, scope)
+async def _tokens(encode: Encode, prompt: _Prompt, scope: str) -> Sequence[int]:
+    return await encode(prompt, scope) if isinstance(prompt, ChatPrompt | str) else prompt
