@@ -11,7 +11,7 @@ from ragcache.cluster.directory import Directory
 from ragcache.cluster.keys import Keys
 from ragcache.cluster.link import Link
 from ragcache.cluster.replica import Replica
-from ragcache.cluster.server import Client, Server
+from ragcache.cluster.server import PATIENCE, Client, Server
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Follower:
     async def _work(self, client: Client) -> None:
         if time.monotonic() >= self._leases_at:
             await self._read_leases(client)
-            await self._read_snapshots(client)
+            await self._read_snapshots()
             self._leases_at = time.monotonic() + LEASES_EVERY
         while await self._read_batches(client):
             pass
@@ -60,14 +60,15 @@ class Follower:
                 self._complain(replica_id, error)
         self._directory.expire()
 
-    async def _read_snapshots(self, client: Client) -> None:
+    async def _read_snapshots(self) -> None:
         for replica, position in self._directory.positions().items():
             if position is None:
-                await self._read_snapshot(client, replica)
+                await self._read_snapshot(replica)
 
-    async def _read_snapshot(self, client: Client, replica: Replica) -> None:
+    async def _read_snapshot(self, replica: Replica) -> None:
         try:
-            found = await snapshot.read(client, self._keys, replica)
+            async with self._link.server.client(PATIENCE) as patient:
+                found = await snapshot.read(patient, self._keys, replica)
         except ValueError as error:
             self._complain(replica.id, error)
         else:

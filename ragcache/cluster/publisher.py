@@ -14,7 +14,7 @@ from ragcache.cluster.keys import FAREWELL, MOST_BATCHES, REMAINS, RENEWAL, Keys
 from ragcache.cluster.link import Link
 from ragcache.cluster.outbox import Outbox
 from ragcache.cluster.replica import Replica
-from ragcache.cluster.server import FAILURES, Client, Server, send
+from ragcache.cluster.server import FAILURES, PATIENCE, Client, Server, send
 from ragcache.types import ClusterStats
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Publisher:
         elif changes:
             await self._append(client, changes)
         if time.monotonic() >= self._save_at and self._position > self._saved:
-            await self._save(client)
+            await self._save()
 
     async def _renew(self, client: Client, replica: Replica) -> None:
         found = await lease.renew(client, self._keys, replica)
@@ -94,7 +94,7 @@ class Publisher:
         self._in_step = False  # first: what was taken is lost, whatever fails now
         await lease.forget_dead(client, self._keys)
         self._position += 1
-        await self._save(client)
+        await self._save()
         await self._append(client, Changes())  # by which followers see it
 
     async def _append(self, client: Client, changes: Changes) -> None:
@@ -112,9 +112,11 @@ class Publisher:
         self._in_step = True
         self._published += len(changes)
 
-    async def _save(self, client: Client) -> None:
+    async def _save(self) -> None:
         replica, position = self._describe(), self._position
-        await snapshot.write(client, self._keys, replica, position, self._outbox.blocks())
+        async with self._link.server.client(PATIENCE) as patient:
+            blocks = self._outbox.blocks()
+            await snapshot.write(patient, self._keys, replica, position, blocks)
         self._saved, self._save_at = position, time.monotonic() + SNAPSHOT_AFTER
 
     async def _leave(self, client: Client) -> None:

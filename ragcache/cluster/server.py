@@ -20,6 +20,7 @@ from ragcache.errors import ConfigError
 FAILURES = (RedisError, RedisClusterException, OSError)  # what the methods of a client raise
 
 TIMEOUT = 0.5  # seconds, of a command
+PATIENCE = 10.0  # seconds, of a command with a whole snapshot
 KINDS = ("", "+cluster", "+sentinel")
 SCHEMES = ["unix", *(scheme + kind for scheme in ("redis", "rediss") for kind in KINDS)]
 
@@ -85,20 +86,20 @@ class Server:
         return self._name
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """A new client. It connects with its first command, and tries none twice."""
+    async def client(self, patience: float = TIMEOUT) -> AsyncIterator[Client]:
+        """A new client, which waits `patience` seconds for each reply. It connects with its first command, and tries none twice."""
         async with AsyncExitStack() as stack:
             if not self._kind:
-                client: Redis | RedisCluster = Redis.from_url(self._url, **_options())
+                client: Redis | RedisCluster = Redis.from_url(self._url, **_options(patience))
             elif self._kind == "cluster":
                 nodes = [ClusterNode(host, port) for host, port in self._nodes]
-                client = RedisCluster(startup_nodes=nodes, **_options(), **self._access(""))
+                client = RedisCluster(startup_nodes=nodes, **_options(patience), **self._access(""))
             else:
-                sentinel = Sentinel(self._nodes, **_options())  # type: ignore[no-untyped-call]
+                sentinel = Sentinel(self._nodes, **_options(TIMEOUT))  # type: ignore[no-untyped-call]
                 for each in sentinel.sentinels:
                     stack.push_async_callback(each.aclose)
                 access = self._access(self._database)
-                client = sentinel.master_for(self._service, **_options(), **access)
+                client = sentinel.master_for(self._service, **_options(patience), **access)
             stack.push_async_callback(client.aclose)
             yield cast(Client, client)
 
@@ -123,9 +124,9 @@ async def send(pipeline: Any) -> list[Any]:
     return replies
 
 
-def _options() -> dict[str, Any]:
+def _options(timeout: float) -> dict[str, Any]:
     return {
-        "socket_timeout": TIMEOUT,
+        "socket_timeout": timeout,
         "socket_connect_timeout": TIMEOUT,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
