@@ -87,7 +87,10 @@ class Server:
 
     @asynccontextmanager
     async def client(self, patience: float = TIMEOUT) -> AsyncIterator[Client]:
-        """A new client, which waits `patience` seconds for each reply. It connects with its first command, and tries none twice."""
+        """A new client, which waits `patience` seconds for each reply.
+
+        It connects with its first command, and tries none twice.
+        """
         async with AsyncExitStack() as stack:
             if not self._kind:
                 client: Redis | RedisCluster = Redis.from_url(self._url, **_options(patience))
