@@ -61,7 +61,7 @@ def sections(results: dict[str, Any]) -> Iterator[Section]:
         ],
         plots,
         "The shared blocks are there once: alone, a request carries all of them; with each one "
-        "more, its part gets smaller. Two requests already save some 40%.",
+        "more, its part gets smaller. For two, the paper reports some 40% less.",
         table,
     )
     plots, table = block_sizes(results["block_sizes"], results["ideal_hit_rate"])
@@ -77,8 +77,8 @@ def sections(results: dict[str, Any]) -> Iterator[Section]:
         ],
         plots,
         "Small blocks waste less and lose fewer hits, but tables, lookups and kernels have more to "
-        "walk. With the default of 16 little is lost, and looking up takes a fraction of what it "
-        "takes token by token.",
+        "walk. The default of 16 is meant to lose little, and to be looked up in a fraction of what "
+        "it takes token by token.",
         table,
     )
     plots, table = speed(results["speed"])
@@ -92,7 +92,7 @@ def sections(results: dict[str, Any]) -> Iterator[Section]:
             "were the same, token for token.",
         ],
         plots,
-        "With caching, the time to the first token depends on what is new; without, on all of the "
-        "prompt.",
+        "With caching, the time to the first token should depend on what is new; without, on all of "
+        "the prompt.",
         table,
     )
