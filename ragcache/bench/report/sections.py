@@ -77,8 +77,8 @@ def sections(results: dict[str, Any]) -> Iterator[Section]:
         ],
         plots,
         "Small blocks waste less and lose fewer hits, but tables, lookups and kernels have more to "
-        "walk. The default of 16 is meant to lose little, and to be looked up in a fraction of what "
-        "it takes token by token.",
+        "walk. The default of 16 is meant to lose little, and to be looked up in a fraction of "
+        "what it takes token by token.",
         table,
     )
     plots, table = speed(results["speed"])
@@ -92,7 +92,7 @@ def sections(results: dict[str, Any]) -> Iterator[Section]:
             "were the same, token for token.",
         ],
         plots,
-        "With caching, the time to the first token should depend on what is new; without, on all of "
-        "the prompt.",
+        "With caching, the time to the first token should depend on what is new; without, on "
+        "all of the prompt.",
         table,
     )
