@@ -79,6 +79,7 @@ class Serving:
         self._history = History(client.engine.stats.block_size)
         limits = client.limits
         self._capacity = Capacity(limits.max_requests, limits.max_tenant_requests)
+        self._counting = Capacity(limits.max_requests, limits.max_tenant_requests)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -165,10 +166,11 @@ class Serving:
 
         Whoever counts is about to shorten a history, however many contexts that fills by now. Only
         what is longer than both `COUNTED` tokens and a context raises ContextLengthExceeded.
-        It takes a place, since it keeps the tokenizer busy like a request: raises Overloaded.
+        As many as requests may be under way, beside these: they keep the tokenizer busy, too.
+        Raises Overloaded beyond.
         """
         limit, scope = max(COUNTED, self.max_model_len), namespace_name(self._owner(tenant)).hex()
-        (place,) = self._capacity.take(tenant)
+        (place,) = self._counting.take(tenant)
         try:
             return await self._tokenizer.count_tokens(prompt, limit, scope)
         finally:

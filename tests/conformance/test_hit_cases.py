@@ -2,6 +2,7 @@
 
 import logging
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from json import dumps
 
@@ -16,6 +17,13 @@ TOOL = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"t
 
 def words(seed, count):
     return prose(random.Random(seed), count)
+
+
+def logged(caplog, response_id):
+    """The line of a request, which may come after its answer."""
+    while not (lines := [each for each in caplog.messages if response_id in each]):
+        time.sleep(0.01)
+    return lines[0]
 
 
 def whole(tokens):
@@ -101,7 +109,7 @@ def test_a_clock_in_the_system_prompt_is_pointed_at(explained, caplog):
     assert (second["segment"], second["previous"]) == ("system", first["id"])
     assert second["character"] == len("Now 10:15:0")
     assert second["lost_tokens"] == whole(first["prompt_tokens"] - 1)
-    line = next(each for each in caplog.messages if second["id"] in each)
+    line = logged(caplog, second["id"])
     assert "system" in line
     assert "character 11" in line
 

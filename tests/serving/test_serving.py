@@ -295,7 +295,7 @@ async def test_counting_is_bounded(serving, monkeypatch):
         await serving.count_tokens(prompt, "")
 
 
-async def test_counting_takes_a_place(serving, tokenizer, monkeypatch):
+async def test_counting_has_places_of_its_own(serving, tokenizer, monkeypatch):
     go_on = asyncio.Event()
 
     async def slow(*args):
@@ -307,10 +307,10 @@ async def test_counting_takes_a_place(serving, tokenizer, monkeypatch):
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await serving.count_tokens(chat("x"), "")
+    assert len(await serving.start_all([request(name=str(i)) for i in range(8)])) == 8
     counts.pop().cancel()
     go_on.set()
     assert await asyncio.gather(*counts) == [7] * 7
-    assert len(await serving.start_all([request(name=str(i)) for i in range(8)])) == 8
 
 
 async def test_what_can_be_served_can_be_counted(serving, monkeypatch):
