@@ -21,7 +21,9 @@ def words(seed, count):
 
 def logged(caplog, response_id):
     """The line of a request, which may come after its answer."""
+    deadline = time.monotonic() + 30
     while not (lines := [each for each in caplog.messages if response_id in each]):
+        assert time.monotonic() < deadline, f"no line of {response_id}"
         time.sleep(0.01)
     return lines[0]
 
