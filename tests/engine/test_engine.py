@@ -311,7 +311,8 @@ def test_prompts_that_never_come_again_leave_nothing_behind(bench):
 
     objects(range(400))
     before = objects(range(400, 600))
-    assert objects(range(600, 1200)) < before + 100
+    # One object for every second prompt would be seen; other tests' threads may leave some.
+    assert objects(range(600, 1200)) < before + 300
     counts = engine.cache.counts()
     assert counts.free + counts.cached == counts.total == 32
 

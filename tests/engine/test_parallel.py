@@ -58,6 +58,16 @@ def body(**options):
     }
 
 
+def children():
+    return set(psutil.Process().children())
+
+
+@pytest.fixture
+def others():
+    """Child processes from before the test: servers that other tests have left running."""
+    return children()
+
+
 def texts(response):
     return [choice["message"]["content"] for choice in response["choices"]]
 
@@ -129,7 +139,7 @@ def test_a_process_joins_one_group_only(split):
 
 
 async def test_a_worker_that_is_killed_ends_the_engine_and_all_requests(split):
-    (worker,) = psutil.Process().children()
+    (worker,) = (child for child in children() if "ragcache.worker" in child.cmdline())
     stream = split.stream(body(max_tokens=2000))
     await anext(stream)
     worker.send_signal(signal.SIGKILL)
@@ -145,7 +155,7 @@ async def test_a_worker_that_is_killed_ends_the_engine_and_all_requests(split):
     assert not dist.is_initialized()
 
 
-def test_what_keeps_a_worker_from_starting_is_told(tiny_llama, monkeypatch):
+def test_what_keeps_a_worker_from_starting_is_told(tiny_llama, monkeypatch, others):
     environment = Worker._environment
     monkeypatch.setattr(
         Worker, "_environment", lambda self: environment(self) | {"RAGCACHE_LIGHTHOUSE": "1"}
@@ -153,7 +163,7 @@ def test_what_keeps_a_worker_from_starting_is_told(tiny_llama, monkeypatch):
     settings = ServeSettings(model=str(tiny_llama), tensor_parallel_size=2, **OPTIONS)
     with pytest.raises(ConfigError, match=r"(?s)tensor_parallel_size: rank 1 failed: .*LIGHTHOUSE"):
         Workers(settings, CPU)
-    assert not psutil.Process().children()
+    assert not children() - others
 
 
 def test_heads_that_cannot_be_shared_out_are_refused_at_once():
@@ -181,12 +191,12 @@ def test_a_rank_needs_a_gpu_of_its_own(monkeypatch):
         check_devices(CPU, 2)
 
 
-def test_a_worker_that_is_lost_during_the_start_is_named(tiny_llama, monkeypatch):
+def test_a_worker_that_is_lost_during_the_start_is_named(tiny_llama, monkeypatch, others):
     def lose_it(value, device):
-        psutil.Process().children()[0].kill()
+        (children() - others).pop().kill()
         return smallest(value, device)
 
     monkeypatch.setattr(assembly, "smallest", lose_it)
     with pytest.raises(ConfigError, match="tensor_parallel_size: rank 1 ended with status -9"):
         EmbeddedGateway.load(str(tiny_llama), **OPTIONS | {"tensor_parallel_size": 2})
-    assert not psutil.Process().children()
+    assert not children() - others
