@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from unittest.mock import patch
 
 import numpy as np
@@ -86,10 +87,17 @@ def moved(layout: StepLayout) -> StepLayout:
     return replace(layout, block_table=table)
 
 
-def test_a_shared_prefix_is_read_once_for_all_whose_rows_fit_a_tile() -> None:
-    tiles = plan_tiles(decoding(SHARED + OWN), None, 16, 128)
-    keys = sum(int((kind[:, 4] - kind[:, 3]).sum()) for kind in (tiles.narrow, tiles.wide))
-    assert keys <= 1.1 * (SHARED + BATCH * OWN)
+def keys_from_memory(tiles: Tiles) -> int:
+    """What a KV head's tiles read in launch order; next to each other, the same keys count once."""
+    runs = groupby(map(tuple, np.concatenate([tiles.narrow, tiles.wide])[:, 2:5].tolist()))
+    return sum(stop - start for (_, start, stop), _ in runs)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+def test_a_shared_prefix_is_read_once_for_the_whole_batch(group: int) -> None:
+    tiles = plan_tiles(decoding(SHARED + OWN), None, max(1, 16 // group), 128 // group)
+    assert keys_from_memory(tiles) <= 1.1 * (SHARED + BATCH * OWN)
+    assert len(tiles.wide) == -(-BATCH // (128 // group)) * SHARED // tiles_module.WIDE_SPLIT
 
 
 @pytest.mark.parametrize("group", [1, 4, 8])

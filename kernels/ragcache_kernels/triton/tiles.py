@@ -71,6 +71,8 @@ def plan_tiles(
     any_number = int(kv_len.max())
     narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, any_number, window)
     wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, WIDE_PARTS, window)
+    # Tiles over the same keys start together: the first reads memory, the others find it cached.
+    wide = wide[np.lexsort((wide[:, 3], wide[:, 2]))]
     tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])
     base = np.cumsum(np.concatenate([[0], narrow[:, 1], wide[:, 1]]))
     narrow[:, 6], wide[:, 6] = np.split(base[:-1], [len(narrow)])
