@@ -1,0 +1,132 @@
+/* Vectors of floats, as wide as the tier that this file is compiled for.
+ *
+ * GCC's and Clang's vector types: one source for SSE2, AVX2, AVX-512 and NEON. Half-precision and
+ * quantised rows are widened as they are loaded, so all arithmetic is in float32.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANE_LOOP for (int lane = 0; lane < LANES; lane++)
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+/* What a tensor's elements are; the numbers are part of the ABI. */
+enum dtype { F32 = 0, BF16 = 1, I8 = 2 };
+
+INLINE int64_t size_of(enum dtype dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
+
+INLINE floats fill(float value) {
+    floats all = {0};
+    return all + value;
+}
+
+INLINE floats as_floats(bits raw) {
+    floats value;
+    memcpy(&value, &raw, sizeof value);
+    return value;
+}
+
+INLINE bits as_bits(floats value) {
+    bits raw;
+    memcpy(&raw, &value, sizeof raw);
+    return raw;
+}
+
+INLINE floats choose(ints mask, floats yes, floats no) {
+    return as_floats((as_bits(yes) & (bits)mask) | (as_bits(no) & ~(bits)mask));
+}
+
+INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
+
+INLINE float sum(floats value) {
+    float total = 0;
+    LANE_LOOP total += value[lane];
+    return total;
+}
+
+INLINE float largest(floats value) {
+    float most = value[0];
+    LANE_LOOP most = value[lane] > most ? value[lane] : most;
+    return most;
+}
+
+/* bfloat16 is the upper half of float32 (rounded to nearest, ties to even). */
+INLINE floats widen(halves half) { return as_floats(__builtin_convertvector(half, bits) << 16); }
+
+INLINE halves narrow(floats value) {
+    bits raw = as_bits(value);
+    bits rounded = (raw + 0x7fff + ((raw >> 16) & 1)) >> 16;
+    bits nan = (raw >> 16) | 0x40;
+    ints is_nan = value != value;
+    return __builtin_convertvector((nan & (bits)is_nan) | (rounded & ~(bits)is_nan), halves);
+}
+
+/* The `count` elements from `index` on, at most LANES; the other lanes are 0. */
+INLINE floats load_some(const void *base, int64_t index, enum dtype dtype, int count) {
+    const char *from = (const char *)base + index * size_of(dtype);
+    if (dtype == F32) {
+        floats value = {0};
+        memcpy(&value, from, 4 * count);
+        return value;
+    }
+    if (dtype == BF16) {
+        halves half = {0};
+        memcpy(&half, from, 2 * count);
+        return widen(half);
+    }
+    bytes byte = {0};
+    memcpy(&byte, from, count);
+    return __builtin_convertvector(__builtin_convertvector(byte, ints), floats);
+}
+
+INLINE floats load(const void *base, int64_t index, enum dtype dtype) {
+    return load_some(base, index, dtype, LANES);
+}
+
+/* Stores to float32 or bfloat16. */
+INLINE void store_some(void *base, int64_t index, enum dtype dtype, floats value, int count) {
+    char *to = (char *)base + index * size_of(dtype);
+    if (dtype == F32) {
+        memcpy(to, &value, 4 * count);
+    } else {
+        halves half = narrow(value);
+        memcpy(to, &half, 2 * count);
+    }
+}
+
+INLINE void store(void *base, int64_t index, enum dtype dtype, floats value) {
+    store_some(base, index, dtype, value, LANES);
+}
+
+/* 2^x for x ≤ 127, within 2 units in the last place; 0 below −126. Minimax polynomial on [0, 1). */
+INLINE floats exp2_of(floats x) {
+    ints below = x < -126.0f;
+    x = larger(x, fill(-126.0f));
+    ints whole = __builtin_convertvector(x, ints);
+    whole += __builtin_convertvector(whole, floats) > x; /* a true lane is −1 */
+    floats part = x - __builtin_convertvector(whole, floats);
+    floats value = fill(2.1498e-4f);
+    value = value * part + 1.2431e-3f;
+    value = value * part + 9.6840e-3f;
+    value = value * part + 5.5483e-2f;
+    value = value * part + 2.4022968e-1f;
+    value = value * part + 6.9314703e-1f;
+    value = value * part + 1.0f;
+    floats scale = as_floats((bits)(whole + 127) << 23);
+    return choose(below, fill(0), value * scale);
+}
