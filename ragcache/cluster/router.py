@@ -12,7 +12,7 @@ from ragcache.cluster.load import Load
 from ragcache.cluster.replica import Replica
 from ragcache.cluster.request import RouteRequest
 from ragcache.cluster.ring import Ring
-from ragcache.cluster.trust import Trust
+from ragcache.cluster.trust import Surprises, Trust
 
 HOST_CREDIT = 0.75  # of a token of prefill is saved by one that is swapped in from host memory
 OUTDATED = 60.0  # seconds without news, after which the directory is not asked any more
@@ -34,6 +34,7 @@ class Router:
         self._choice = Choice()
         self._expected = Expected(clock)
         self._trust = Trust(clock)
+        self._surprises = Surprises()
         self._ring = Ring(())
 
     def rank(self, request: RouteRequest, replicas: Sequence[Replica]) -> list[Option]:
@@ -63,7 +64,7 @@ class Router:
         """Take the reports of all replicas into account, about once a second; forget all others."""
         self.load.observe(replicas)
         ids = {replica.id for replica in replicas}
-        for memory in (self._expected, self._trust, self._choice):
+        for memory in (self._expected, self._trust, self._surprises, self._choice):
             memory.keep(ids)
 
     def sent(self, request: RouteRequest, option: Option) -> None:
@@ -87,6 +88,8 @@ class Router:
 
     def learn(self, option: Option, reported: int) -> None:
         """Compare the expected hit tokens with those that an answer reports."""
+        if option.prompt_tokens and not self.is_blind():
+            self._surprises.learn(option.replica, option.hit_tokens, reported)
         if option.hit_tokens:
             self._trust.learn(option.replica, option.hit_tokens, reported)
 

@@ -12,6 +12,7 @@ from ragcache.cluster.expected import LIFETIME
 from ragcache.cluster.replica import Replica
 from ragcache.cluster.request import RouteRequest
 from ragcache.cluster.router import OUTDATED, Router
+from ragcache.cluster.trust import SURPRISES
 
 TOKENS = tuple(range(1, 65))  # 4 blocks, of which 3 can be hit
 
@@ -173,3 +174,30 @@ def test_what_is_known_of_replicas_goes_with_them(world):
     assert not world.router._expected._until
     assert not world.router._trust._records
     assert not world.router._choice._last_miss
+
+
+def test_a_replica_whose_hits_are_never_foretold_is_named_once(world, caplog):
+    replica = world.replicas[0]
+
+    def answers(count, **hits):
+        for i in range(count):
+            request = ask(tokens=(i, *TOKENS))
+            (option,) = world.router.rank(request, [replica])
+            world.router.learn(option, **hits)
+
+    answers(SURPRISES - 1, reported=48)
+    world.store(replica, ask())
+    (option,) = world.router.rank(ask(), [replica])
+    world.router.learn(option, option.hit_tokens)  # so it is foretold after all
+    answers(SURPRISES - 1, reported=48)
+    answers(3 * SURPRISES, reported=0)
+    assert not caplog.records
+    answers(3 * SURPRISES, reported=48)
+    assert [record.message.split()[0] for record in caplog.records] == ["a"]
+
+
+def test_what_the_router_cannot_read_surprises_nobody(world, caplog):
+    for _ in range(SURPRISES):
+        option = world.best(RouteRequest("s"))
+        world.router.learn(option, 48)
+    assert not caplog.records
