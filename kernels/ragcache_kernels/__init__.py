@@ -2,12 +2,13 @@
 
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.masks import LOWEST, apply_masks
-from ragcache_kernels.registry import BACKENDS, best_backend, get_backend
+from ragcache_kernels.registry import BACKENDS, PREFERENCE, best_backend, get_backend, objection
 from ragcache_kernels.transfer import upload
 
 __all__ = [
     "BACKENDS",
     "LOWEST",
+    "PREFERENCE",
     "AttentionBackend",
     "AttentionSpec",
     "LayerCache",
@@ -15,5 +16,6 @@ __all__ = [
     "apply_masks",
     "best_backend",
     "get_backend",
+    "objection",
     "upload",
 ]

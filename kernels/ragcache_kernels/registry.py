@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,7 +25,25 @@ def _triton() -> AttentionBackend[Any]:
     return TritonBackend()
 
 
+def _against_triton(
+    device: torch.device, dtype: torch.dtype, head_dims: Sequence[int]
+) -> str | None:
+    """The kernels are for half precision: float32 would not fit their registers."""
+    if reason := against_kernels(device):
+        return reason
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "it is for float16 and bfloat16"
+    from ragcache_kernels.triton.configs import WIDEST
+
+    return None if max(head_dims) <= WIDEST else f"it is for heads of up to {WIDEST} elements"
+
+
 BACKENDS: dict[str, Callable[[], AttentionBackend[Any]]] = {"torch": _torch, "triton": _triton}
+
+# Why a backend is not for a device, a dtype and head dims; torch is for all of them.
+Objection = Callable[[torch.device, torch.dtype, Sequence[int]], str | None]
+OBJECTIONS: dict[str, Objection] = {"triton": _against_triton}
+PREFERENCE = ("triton", "torch")  # the fastest first
 
 
 def get_backend(name: str) -> AttentionBackend[Any]:
@@ -34,27 +52,38 @@ def get_backend(name: str) -> AttentionBackend[Any]:
 
 
 def best_backend(device: torch.device, dtype: torch.dtype, head_dims: Iterable[int]) -> str:
-    """The name of the fastest backend for layers with these head dims.
+    """The name of the fastest backend for layers with these head dims."""
+    dims = list(head_dims)
+    return next(name for name in PREFERENCE if objection(name, device, dtype, dims) is None)
 
-    The GPU kernels are for half precision, since float32 would not fit their registers, and for
-    Ampere and later, whose shared memory and asynchronous loads they count on.
-    """
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
-        return "torch"
-    if not takes_kernels(device):
-        return "torch"
-    from ragcache_kernels.triton.configs import WIDEST
 
-    return "triton" if max(head_dims) <= WIDEST else "torch"
+def objection(
+    name: str, device: torch.device, dtype: torch.dtype, head_dims: Sequence[int]
+) -> str | None:
+    """Why layers with these head dims cannot have the backend; None where they can."""
+    against = OBJECTIONS.get(name)
+    return against(device, dtype, head_dims) if against else None
+
+
+def takes_kernels(device: torch.device) -> bool:
+    """Whether it is a GPU that our kernels are for, with a Triton that compiles them."""
+    return against_kernels(device) is None
 
 
 @cache
-def takes_kernels(device: torch.device) -> bool:
-    """Whether it is a GPU that our kernels are for, with a Triton that compiles them."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
+def against_kernels(device: torch.device) -> str | None:
+    """Why the GPU kernels cannot run there.
+
+    They count on the shared memory and the asynchronous loads of Ampere.
+    """
+    if device.type != "cuda":
+        return "it is for CUDA devices"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it is for GPUs of compute capability 8.0 or later"
     try:
         installed = version("triton")
     except PackageNotFoundError:
-        return False
-    return tuple(map(int, re.findall(r"\d+", installed)[:2])) >= (3, 6)
+        return "Triton is not installed"
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < (3, 6):
+        return f"it takes Triton 3.6 or later, and this is {installed}"
+    return None

@@ -7,20 +7,24 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from ragcache_kernels import BACKENDS, best_backend, get_backend, registry
+from ragcache_kernels import BACKENDS, PREFERENCE, best_backend, get_backend, objection, registry
 
 
 @pytest.fixture(autouse=True)
 def _not_remembered() -> Iterator[None]:
-    registry.takes_kernels.cache_clear()
+    registry.against_kernels.cache_clear()
     yield
-    registry.takes_kernels.cache_clear()
+    registry.against_kernels.cache_clear()
 
 
 def test_every_backend_goes_by_its_name() -> None:
     assert {name: get_backend(name).name for name in BACKENDS} == {name: name for name in BACKENDS}
     with pytest.raises(KeyError, match="abacus"):
         get_backend("abacus")
+
+
+def test_every_backend_has_its_rank() -> None:
+    assert sorted(PREFERENCE) == sorted(BACKENDS)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +51,31 @@ def test_gpus_get_the_kernels_where_these_fit(
     assert best_backend(torch.device(device), dtype, dims) == name
 
 
-@pytest.mark.parametrize("installed", [None, "3.5.1"])
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dims", "reason"),
+    [
+        ((7, 5), torch.float16, [64], "compute capability 8.0"),
+        ((9, 0), torch.float32, [64], "float16 and bfloat16"),
+        ((9, 0), torch.float16, [64, 512], "up to 256 elements"),
+        ((9, 0), torch.float16, [64], None),
+    ],
+)
+def test_what_a_gpu_does_not_get_is_told_with_the_reason(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    dims: list[int],
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    told = objection("triton", torch.device("cuda"), dtype, dims)
+    assert (told is None) if reason is None else (told is not None and reason in told)
+    assert objection("torch", torch.device("cuda"), dtype, dims) is None
+
+
+@pytest.mark.parametrize(("installed", "reason"), [(None, "not installed"), ("3.5.1", "3.5.1")])
 def test_without_a_triton_that_they_work_with_a_gpu_runs_torch(
-    installed: str | None, monkeypatch: pytest.MonkeyPatch
+    installed: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
         if installed is None:
@@ -59,3 +85,4 @@ def test_without_a_triton_that_they_work_with_a_gpu_runs_torch(
     monkeypatch.setattr(registry, "version", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert best_backend(torch.device("cuda"), torch.bfloat16, [64]) == "torch"
+    assert reason in (objection("triton", torch.device("cuda"), torch.bfloat16, [64]) or "")
