@@ -58,7 +58,8 @@ class Server:
     redis://[[user]:password@]host[:port][/db], with rediss:// over TLS, or unix://path;
     redis+cluster://host:port,host:port for a cluster, by some of its nodes;
     redis+sentinel://host:port,host:port/service[/db] for the primary that sentinels know. User and
-    password are the servers', not the sentinels'. Raises ConfigError for anything else.
+    password are the servers'; the sentinels' are `sentinel_username` and `sentinel_password` in the
+    query. Raises ConfigError for anything else.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,10 +99,12 @@ class Server:
                 nodes = [ClusterNode(host, port) for host, port in self._nodes]
                 client = RedisCluster(startup_nodes=nodes, **_options(patience), **self._access(""))
             else:
-                sentinel = Sentinel(self._nodes, **_options(TIMEOUT))  # type: ignore[no-untyped-call]
+                access = self._access(self._database)
+                sentinel = Sentinel(  # type: ignore[no-untyped-call]
+                    self._nodes, sentinel_kwargs={**_options(TIMEOUT), **_sentinels_access(access)}
+                )
                 for each in sentinel.sentinels:
                     stack.push_async_callback(each.aclose)
-                access = self._access(self._database)
                 client = sentinel.master_for(self._service, **_options(patience), **access)
             stack.push_async_callback(client.aclose)
             yield cast(Client, client)
@@ -113,6 +116,13 @@ class Server:
         )
         tls = access.pop("connection_class", None) is not None
         return {**access, "ssl": tls}
+
+
+def _sentinels_access(access: dict[str, Any]) -> dict[str, Any]:
+    """Takes the sentinels' account out of `access`; TLS is as the servers have it."""
+    names = {f"sentinel_{each}": each for each in ("username", "password")}
+    account = {names[each]: access.pop(each) for each in names.keys() & access.keys()}
+    return account | {name: access[name] for name in access if name.startswith("ssl")}
 
 
 async def send(pipeline: Any) -> list[Any]:

@@ -56,6 +56,10 @@ async def test_accounts_databases_and_tls_reach_every_kind_of_client():
         assert (options["username"], options["password"], options["db"]) == ("u", "p@", 2)
         assert options["ssl_ca_certs"] == "/ca"
         assert "SSL" in client.connection_pool.connection_class.__name__
+        (sentinel,) = client.connection_pool.sentinel_manager.sentinels
+        assert "SSL" in sentinel.connection_pool.connection_class.__name__
+        options = sentinel.connection_pool.connection_kwargs
+        assert (options["ssl_ca_certs"], options["password"]) == ("/ca", None)
     async with Server("rediss+cluster://u:p%40@a").client() as client:
         options = client.connection_kwargs
         assert (options["username"], options["password"]) == ("u", "p@")
@@ -108,13 +112,27 @@ def sentinel(config: Path):
         process.wait()
 
 
-async def test_sentinels_lead_to_the_primary(make_pool, tmp_path):
+@pytest.mark.parametrize("account", ["", "sentinel_password=s%2Fs"])
+async def test_sentinels_lead_to_the_primary(make_pool, tmp_path, account):
     port, sentinel_port = free_ports(2)
     config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {sentinel_port}\nsentinel monitor main 127.0.0.1 {port} 1\n")
+    secret = "requirepass s/s\n" if account else ""
+    config.write_text(f"port {sentinel_port}\nsentinel monitor main 127.0.0.1 {port} 1\n{secret}")
     with running("--port", port), sentinel(config):
         nodes = f"127.0.0.1:1,127.0.0.1:{sentinel_port}"
-        await tell_and_follow(make_pool(f"redis+sentinel://{nodes}/main"))
+        await tell_and_follow(make_pool(f"redis+sentinel://{nodes}/main?{account}"))
+
+
+async def test_sentinels_that_want_a_password_are_told_of(make_pool, tmp_path, caplog):
+    port, sentinel_port = free_ports(2)
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {sentinel_port}\nrequirepass secret\n")
+    with running("--port", port), sentinel(config):
+        pool = make_pool(f"redis+sentinel://127.0.0.1:{sentinel_port}/main")
+        pool.directory()
+        await eventually(lambda: caplog.records)
+        await pool.close()
+    assert "main" in caplog.text
 
 
 async def test_a_cluster_that_is_away_is_waited_for(make_pool, caplog):
