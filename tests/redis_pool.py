@@ -91,7 +91,7 @@ class Life:
     def begin(cls, server: Server, keys: Keys, name: str, blocks: int, **options: int) -> Life:
         url = f"http://{name}:8000"
         replica = Replica(
-            f"{name}:8000", uuid4().hex, url, ("m",), "model", SIZE, blocks, 0, 0, draining=False
+            f"{name}:8000", uuid4().hex, url, ("m",), "model", SIZE, 0, 0, draining=False
         )
         outbox = Outbox(**options)
         cache = PrefixCache(blocks, SIZE, host_blocks=blocks, sink=outbox)

@@ -119,7 +119,6 @@ class Fleet:
             models=(),
             fingerprint=FINGERPRINT,
             block_size=1,
-            capacity=self._setup.blocks,
             running=node.running,
             waiting=len(node.waiting),
             draining=False,

@@ -33,7 +33,6 @@ class _Lease(BaseModel):
     models: tuple[str, ...]
     fingerprint: str
     block_size: Annotated[_Count, Field(gt=0)]
-    capacity: _Count
     running: _Count
     waiting: _Count
     draining: bool

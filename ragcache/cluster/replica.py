@@ -10,7 +10,7 @@ class Replica:
     """One engine behind its gateway, as of its last lease.
 
     `id` stays the same over restarts at one address, `epoch` is new with each. `fingerprint` is
-    that of the model's KV: with it begin the names of all blocks. `capacity` is in blocks.
+    that of the model's KV: with it begin the names of all blocks.
     """
 
     id: str
@@ -19,7 +19,6 @@ class Replica:
     models: tuple[str, ...]
     fingerprint: str
     block_size: int
-    capacity: int
     running: int
     waiting: int
     draining: bool

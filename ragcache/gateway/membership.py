@@ -76,7 +76,6 @@ class Membership:
             models=serving.model_names,
             fingerprint=serving.model.fingerprint,
             block_size=stats.block_size,
-            capacity=stats.pool.total,
             running=stats.running,
             waiting=stats.waiting,
             draining=backend.ready() is not None,

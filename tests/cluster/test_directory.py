@@ -14,7 +14,7 @@ from ragcache.prefix.names import block_names, namespace_name, owner_name
 
 NAMESPACE = namespace_name(owner_name("model", "tenant"))
 NAMES = block_names(NAMESPACE, range(20), 2)
-A = Replica("a:1", "first", "http://a:1", ("m",), "model", 2, 100, 0, 0, draining=False)
+A = Replica("a:1", "first", "http://a:1", ("m",), "model", 2, 0, 0, draining=False)
 B = replace(A, id="b:1", url="http://b:1")
 
 

@@ -10,14 +10,13 @@ from redis_pool import eventually, known, names
 from ragcache.cluster.lease import parse
 from ragcache.cluster.replica import Replica
 
-A = Replica("a", "1", "http://a:8000/base", ("m", "n"), "f", 16, 100, 3, 0, draining=False)
+A = Replica("a", "1", "http://a:8000/base", ("m", "n"), "f", 16, 3, 0, draining=False)
 LEASE = {
     "epoch": "1",
     "url": "http://a:8000/base",
     "models": ["m", "n"],
     "fingerprint": "f",
     "block_size": 16,
-    "capacity": 100,
     "running": 3,
     "waiting": 0,
     "draining": False,

@@ -23,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.replicas = [
-            Replica(name, "1", f"http://{name}", ("m",), "f", 16, 100, 0, 0, False)
+            Replica(name, "1", f"http://{name}", ("m",), "f", 16, 0, 0, False)
             for name in ("a", "b")
         ]
         self.directory = Directory(self.clock)

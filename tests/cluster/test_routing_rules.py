@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def replica(name="a", running=0, waiting=0, epoch="1"):
-    return Replica(name, epoch, f"http://{name}", ("m",), "f", 16, 100, running, waiting, False)
+    return Replica(name, epoch, f"http://{name}", ("m",), "f", 16, running, waiting, False)
 
 
 def option(name, tokens=1000, hit=0, in_flight=0.0):

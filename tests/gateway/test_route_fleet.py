@@ -65,7 +65,7 @@ async def world(monkeypatch) -> AsyncIterator[World]:
     app = web.Application()
     app.router.add_get("/ready", world.ready)
     async with listening(app, "127.0.0.1", 0) as url:
-        world.replica = Replica("a", "1", url, ("m",), "f", 16, 100, 0, 0, False)
+        world.replica = Replica("a", "1", url, ("m",), "f", 16, 0, 0, False)
         world.renew()
         running = asyncio.create_task(world.fleet.run())
         await world.until(world.usable)

@@ -132,7 +132,6 @@ def _named(url: str) -> Replica:
         models=(),
         fingerprint="",
         block_size=0,
-        capacity=0,
         running=0,
         waiting=0,
         draining=False,
