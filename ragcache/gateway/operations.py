@@ -23,7 +23,11 @@ async def health(request: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """GET /ready: requests will be answered; 503 with the reason when not."""
-    reason = request.app[BACKEND].ready()
+    return readiness(request.app[BACKEND].ready())
+
+
+def readiness(reason: str | None) -> web.Response:
+    """The answer of /ready; `reason` why not, or None."""
     body = {"ready": reason is None, "reason": reason}
     return web.json_response(body, status=503 if reason else 200)
 

@@ -14,6 +14,7 @@ from ragcache.cluster.directory import Directory
 from ragcache.cluster.router import Router
 from ragcache.gateway.drain import DRAIN, Drain, count_under_way, part_from_client
 from ragcache.gateway.middleware import identify, shape_errors, show_request_id, tell
+from ragcache.gateway.operations import health
 from ragcache.gateway.record import RECORD
 from ragcache.gateway.route import operations
 from ragcache.gateway.route.fleet import Fleet
@@ -35,7 +36,7 @@ ROUTES = (
     web.post("/v1/messages/count_tokens", forward),
     web.get("/v1/models", operations.models),
     web.get("/v1/models/{id:.+}", operations.of_any),
-    web.get("/health", operations.health),
+    web.get("/health", health),
     web.get("/ready", operations.ready),
     web.get("/metrics", operations.metrics),
     web.get("/cache/stats", operations.cache_stats),

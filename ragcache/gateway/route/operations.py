@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from ragcache.cluster.replica import Replica
 from ragcache.errors import EngineUnavailable
 from ragcache.gateway.middleware import REQUEST_ID
+from ragcache.gateway.operations import readiness
 from ragcache.gateway.route.forward import Forwarder, target
 from ragcache.gateway.route.headers import end_to_end
 
@@ -26,16 +27,9 @@ async def forward(request: web.Request) -> web.StreamResponse:
     return await request.app[FORWARDER].answer(request)
 
 
-async def health(request: web.Request) -> web.Response:
-    """GET /health: the process answers."""
-    return web.json_response({"status": "ok"})
-
-
 async def ready(request: web.Request) -> web.Response:
     """GET /ready: requests will be answered; 503 with the reason when not."""
-    reason = request.app[FORWARDER].ready()
-    body = {"ready": reason is None, "reason": reason}
-    return web.json_response(body, status=503 if reason else 200)
+    return readiness(request.app[FORWARDER].ready())
 
 
 async def metrics(request: web.Request) -> web.Response:
