@@ -1,4 +1,4 @@
-"""`ragcache serve`, `route` and `bench`; every option is a field of a settings class."""
+"""`ragcache serve`, `route`, `doctor` and `bench`; every option is a field of a settings class."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSubCommand,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from ragcache import logs
 from ragcache.bench.options import (
@@ -56,6 +63,36 @@ class Route(RouteSettings):
         asyncio.run(_route(self))
 
 
+class Doctor(ServeSettings):
+    """Say what `serve` would run with the same options, why, and what would make it slow."""
+
+    as_json: bool = Field(False, validation_alias="json", description="print an object")
+
+    def cli_cmd(self) -> None:
+        """Print the diagnosis; ends with status 1 if nothing can be served."""
+        from ragcache.doctor.report import run
+
+        sys.exit(run(self, as_json=self.as_json))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables and the file are those of `serve`: `json` is a flag only."""
+        return super().settings_customise_sources(
+            ServeSettings,
+            init_settings,
+            EnvSettingsSource(ServeSettings),
+            dotenv_settings,
+            file_secret_settings,
+        )
+
+
 class Bench(BaseModel):
     """Measure; every benchmark has a control in the same run."""
 
@@ -87,6 +124,7 @@ class Ragcache(BaseSettings):
 
     serve: CliSubCommand[Serve]
     route: CliSubCommand[Route]
+    doctor: CliSubCommand[Doctor]
     bench: CliSubCommand[Bench]
 
     def cli_cmd(self) -> None:

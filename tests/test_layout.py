@@ -35,10 +35,13 @@ MAY_IMPORT = {
     "routing": SHARED | {"gateway", "prompt", "engine"},
     "embedded": SHARED | {"gateway", "loading", "serving"},
     "integrations": set(),
+    "doctor": SHARED | {"gateway", "cluster", "prompt", "engine", "kernels"},
     "bench": SHARED
     | {"gateway", "cluster", "loading", "serving", "prompt", "engine", "prefix", "kernels"}
     | {"embedded", "integrations"},
-    "cli": SHARED | {"logs", "gateway", "cluster", "loading", "routing", "serving", "bench"},
+    "cli": SHARED
+    | {"logs", "gateway", "cluster", "loading", "routing", "serving"}
+    | {"doctor", "bench"},
     "__main__": {"cli"},
 }
 # Where the chat model meets the engine in its own process; all else of it knows only the wire.
@@ -47,7 +50,7 @@ EMBEDDED = {
     ("langchain_ragcache.embedded", "errors"),
 }
 STANDARD_LIBRARY_ONLY = {"types", "errors", "prefix"}
-MAY_IMPORT_TORCH = {"engine", "kernels", "bench"}
+MAY_IMPORT_TORCH = {"engine", "kernels", "doctor", "bench"}
 WITHOUT = {"config": {"torch", "transformers", "aiohttp"}, "metrics": {"torch", "aiohttp"}}
 MAX_LINES = 350
 

@@ -19,13 +19,10 @@ log = logging.getLogger(__name__)
 def unpack(file: Path) -> Path:
     """The folder with the weights of a GGUF file in float32, its configuration and tokenizer.
 
-    It lies in the user's cache directory (`XDG_CACHE_HOME`) and takes four bytes a parameter;
-    a changed file or another version of transformers gets a folder of its own.
-
     Raises:
         ConfigError: when the file cannot be read or the folder not be written.
     """
-    folder = _cache_home() / "ragcache" / f"{file.stem}-{_key(file)}"
+    folder = unpacked(file)
     if not folder.is_dir():
         log.info("unpacking %s into %s, once", file.name, folder)
         try:
@@ -33,6 +30,15 @@ def unpack(file: Path) -> Path:
         except (OSError, ValueError) as error:
             raise ConfigError(f"model: cannot unpack {file}: {error}") from error
     return folder
+
+
+def unpacked(file: Path) -> Path:
+    """Where that folder is, or will be: in the user's cache directory (`XDG_CACHE_HOME`).
+
+    It takes four bytes a parameter; a changed file or another version of transformers gets a folder
+    of its own.
+    """
+    return _cache_home() / "ragcache" / f"{file.stem}-{_key(file)}"
 
 
 def _cache_home() -> Path:

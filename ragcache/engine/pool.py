@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 from ragcache_kernels.interface import LayerCache
 from ragcache_kernels.quantise import LIMITS
 from torch import Tensor
 
+from ragcache.engine.machine import free_memory
 from ragcache.errors import ConfigError
 
-CGROUP = Path("/sys/fs/cgroup")
 Pairs = Sequence[tuple[int, int]]  # ids of blocks, source and target
 STAGING = 128 << 20  # bytes on a GPU through which blocks are swapped, some at a time
 FREE_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}  # of what is free once the model is loaded
@@ -91,27 +88,10 @@ def pool_blocks(
     """
     if memory is None:
         share = FREE_MEMORY_SHARE[device.type] / (ranks if device.type == "cpu" else 1)
-        memory = int(_free_memory(device) * share) - reserved
+        memory = int(free_memory(device) * share) - reserved
     blocks = memory // block_bytes
     if blocks < 1:
         raise ConfigError(
             f"kv_cache_memory: {memory} bytes hold no block; one block takes {block_bytes} bytes"
         )
     return blocks
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min(int(psutil.virtual_memory().available), _container_memory())
-
-
-def _container_memory() -> int:
-    """What the limit of this container leaves, where there is one (cgroup v2)."""
-    try:
-        limit, used = (
-            (CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
-        )
-    except OSError:
-        return sys.maxsize
-    return sys.maxsize if limit == "max" else int(limit) - int(used)

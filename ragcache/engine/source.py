@@ -27,13 +27,10 @@ def find_model(model: str | None) -> ModelSource:
     Raises:
         ConfigError: when a path does not exist, or the embedded model is not installed.
     """
-    if model is None:
-        return _gguf(_embedded_file())
+    if file := gguf_file(model):
+        return ModelSource(gguf_name(file), str(unpack(file)))
+    assert model is not None  # the embedded model is such a file
     path = Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"model: no GGUF file at {path}")
-        return _gguf(path)
     if path.is_dir():
         return ModelSource(path.resolve().name, str(path))
     if model.startswith((".", "/", "~")):
@@ -41,9 +38,21 @@ def find_model(model: str | None) -> ModelSource:
     return ModelSource(model, model)
 
 
-def _gguf(path: Path) -> ModelSource:
-    name = re.sub(r"[.-](I?Q\d\w*|B?F(16|32))$", "", path.stem, flags=re.IGNORECASE)
-    return ModelSource(name, str(unpack(path)))
+def gguf_file(model: str | None) -> Path | None:
+    """The GGUF file that the user means, if it is one; raises as `find_model` does."""
+    if model is None:
+        return _embedded_file()
+    path = Path(model).expanduser()
+    if path.suffix != ".gguf":
+        return None
+    if not path.is_file():
+        raise ConfigError(f"model: no GGUF file at {path}")
+    return path
+
+
+def gguf_name(file: Path) -> str:
+    """The model's name: the file's, without what it says of the weights' format."""
+    return re.sub(r"[.-](I?Q\d\w*|B?F(16|32))$", "", file.stem, flags=re.IGNORECASE)
 
 
 def _embedded_file() -> Path:

@@ -177,7 +177,7 @@ def test_models_that_nobody_has_compared_are_refused():
 
 
 def test_ranks_without_gpus_share_the_hosts_memory(monkeypatch):
-    monkeypatch.setattr(pool, "_free_memory", lambda device: 10_000)
+    monkeypatch.setattr(pool, "free_memory", lambda device: 10_000)
     assert pool.pool_blocks(10, None, CPU) == 400
     assert pool.pool_blocks(10, None, CPU, ranks=2) == 200
     assert pool.pool_blocks(10, 5_000, CPU, ranks=2) == 500

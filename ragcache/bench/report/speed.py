@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -22,6 +20,7 @@ from ragcache_kernels.bench.layer import Heads, Layer, blocks_for, layout
 from ragcache.bench.report.memory import NAMESPACE
 from ragcache.bench.settings import apart
 from ragcache.engine.bridge import EngineClient
+from ragcache.engine.machine import cpu_name
 from ragcache.engine.model import choose_device, choose_dtype
 from ragcache.engine.request import Request
 from ragcache.loading import load_runner, start_engine
@@ -163,20 +162,14 @@ def attention_ms(block_sizes: Sequence[int], rounds: int) -> list[float]:
 def machine() -> dict[str, str]:
     """What it was measured on."""
     device = choose_device("auto")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else _cpu()
+    name = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"{cpu_name()}, {os.cpu_count()} cores"
+    )
     return {
         "device": name,
         "threads": str(torch.get_num_threads()),
         "dtype": str(choose_dtype("auto", device)).removeprefix("torch."),
         "torch": torch.__version__,
     }
-
-
-def _cpu() -> str:
-    """The name of the processor, where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
