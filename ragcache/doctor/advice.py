@@ -75,10 +75,10 @@ def _native(machine: Machine, plan: Plan) -> Iterator[Advice]:
     if reason := plan.others.get("native"):
         if native.missing is None:
             remedy = "it takes another model or dtype"
+        elif native.supported:
+            remedy = "unset RAGCACHE_ISA"
         else:
-            remedy = (
-                "unset RAGCACHE_ISA" if native.supported else "install gcc, then ragcache again"
-            )
+            remedy = "install a C compiler, such as gcc, and then ragcache again"
         yield Advice(f"attention runs in plain torch: {reason}", remedy)
     elif native.tier and native.tier != native.supported[-1]:
         yield Advice(
