@@ -23,6 +23,7 @@ from pydantic_settings import (
 from ragcache import logs
 from ragcache.bench.options import (
     ChaosBench,
+    CompareBench,
     EngineBench,
     GatewayBench,
     KernelsBench,
@@ -105,6 +106,7 @@ class Bench(BaseModel):
     report: CliSubCommand[ReportBench]
     chaos: CliSubCommand[ChaosBench]
     routing: CliSubCommand[RoutingBench]
+    compare: CliSubCommand[CompareBench]
 
     def cli_cmd(self) -> None:
         """Run the chosen benchmark."""

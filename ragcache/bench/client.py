@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from pydantic import SecretStr
 
 from ragcache.errors import RagcacheError
 
@@ -96,8 +97,8 @@ class ChatClient:
                 await _require_ok(response)
                 async for event in _events(response):
                     reply.take(event)
-        except aiohttp.ClientError as error:
-            raise RequestFailed(f"{self.url}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RequestFailed(f"{self.url}: {error or 'timed out'}") from error
         if reply.finish_reason is None:
             raise RequestFailed("the stream ended without a finish reason")
         return reply
@@ -109,11 +110,16 @@ async def first_model(http: aiohttp.ClientSession, url: str) -> str:
         async with http.get(f"{url}/models") as response:
             await _require_ok(response)
             models = (await response.json())["data"]
-    except aiohttp.ClientError as error:
-        raise RequestFailed(f"{url}: {error}") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RequestFailed(f"{url}: {error or 'timed out'}") from error
     if not models:
         raise RequestFailed(f"{url}/models lists no model")
     return str(models[0]["id"])
+
+
+def bearer(key: SecretStr | None) -> dict[str, str]:
+    """The headers that bring an API key."""
+    return {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
 
 
 async def _require_ok(response: aiohttp.ClientResponse) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import secrets
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -11,15 +12,19 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    Json,
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    field_validator,
     model_validator,
 )
 from rich.console import Console
 
-from ragcache.config import DtypeName
+from ragcache.config import BaseUrl, DtypeName
 from ragcache.errors import RagcacheError
+
+OURS = "ragcache"  # its name in comparisons
 
 
 class BenchFailed(RagcacheError):
@@ -163,6 +168,41 @@ class ServeBench(BenchOptions):
         if self.control and not self.salt:
             raise ValueError("control needs salt: it keeps requests from sharing by salting each")
         return self
+
+
+class CompareBench(BenchOptions):
+    """Play the same agents against ragcache and other servers, turn and turn about; as ratios."""
+
+    module = "compare"
+
+    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of ragcache's API")
+    peer: dict[str, BaseUrl] = Field(
+        ..., min_length=1, description="NAME=URL of another server's API; repeat for more"
+    )
+    api_key: SecretStr | None = Field(None, description="sent to all of them as a bearer token")
+    concurrency: list[PositiveInt] = Field(
+        [1, 4, 8], min_length=1, description="requests in flight, in several runs"
+    )
+    rounds: PositiveInt = Field(3, description="of all servers, each with new text; for medians")
+    sessions: PositiveInt = Field(8, description="conversations, all alive at once")
+    turns: PositiveInt = Field(4, description="requests of each conversation")
+    passages: PositiveInt = Field(3, description="passages retrieved for each turn")
+    max_tokens: PositiveInt = Field(32, description="longest answer, in tokens")
+    extra: Json[dict[str, Any]] = Field(
+        {}, description="merged into every request's body, such as '{\"ignore_eos\": true}'"
+    )
+    request_timeout: PositiveFloat = Field(600, description="seconds until a request has failed")
+    seed: int = Field(
+        default_factory=lambda: secrets.randbelow(2**31),
+        description="of the text; default: another one in every run, so that no cache has it",
+    )
+
+    @field_validator("peer")
+    @classmethod
+    def _names_of_their_own(cls, peer: dict[str, str]) -> dict[str, str]:
+        if OURS in peer:
+            raise ValueError(f"{OURS} is the server at url; give the peer another name")
+        return peer
 
 
 class RoutingBench(BenchOptions):

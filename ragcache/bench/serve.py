@@ -15,7 +15,7 @@ import aiohttp
 from rich.console import RenderableType
 from rich.progress import Progress
 
-from ragcache.bench.client import ChatClient, first_model
+from ragcache.bench.client import ChatClient, bearer, first_model
 from ragcache.bench.figures import ProbeFigures, Results, RunFigures, summarise
 from ragcache.bench.ideal import ideal_hits
 from ragcache.bench.load import Exchange, Load
@@ -46,18 +46,12 @@ async def measure(options: ServeBench) -> Results:
     tokenizer = await asyncio.to_thread(ChatTokenizer.load, options.tokenizer)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     url = options.url.rstrip("/")
-    async with aiohttp.ClientSession(timeout=timeout, headers=_headers(options)) as http:
+    async with aiohttp.ClientSession(timeout=timeout, headers=bearer(options.api_key)) as http:
         model = options.model or await first_model(http, url)
         extra = {"ignore_eos": True} if options.ignore_eos else {}
         client = ChatClient(http, url, model, extra)
         with progress() as shown:
             return await _Benchmark(options, client, tokenizer, shown).run()
-
-
-def _headers(options: ServeBench) -> dict[str, str]:
-    if options.api_key is None:
-        return {}
-    return {"Authorization": f"Bearer {options.api_key.get_secret_value()}"}
 
 
 class _Benchmark:

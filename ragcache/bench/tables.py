@@ -1,12 +1,19 @@
-"""The figures of a load test as tables for a terminal."""
+"""The figures of load tests as tables for a terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ragcache.bench.comparison import Comparison, Failure, Standing
 from ragcache.bench.figures import ProbeFigures, Results, RunFigures
+from ragcache.bench.options import OURS
+
+UNEQUAL = 0.05  # by which the output tokens of two servers may differ
 
 
 def report(results: Results) -> RenderableType:
@@ -67,6 +74,51 @@ def _verdict(probe: ProbeFigures) -> str:
     if probe.proves_hits:
         return counts + "B cold is as slow as A cold: the difference comes from the prefix cache."
     return counts + "the cold and warm times do not show an effect of the prefix cache."
+
+
+def contest(results: Comparison) -> RenderableType:
+    """What servers took for the same work, with notes on what failed or was not the same."""
+    table = Table(title="Medians over the rounds")
+    for column in ("in flight", "server", "wall time", "÷ ragcache", "(least, most)"):
+        table.add_column(column, justify="left" if column == "server" else "right")
+    for column in ("first token p50", "per output token", "output tokens / s", "hit rate"):
+        table.add_column(column, justify="right")
+    for _, group in groupby(results.standings, lambda each: each.concurrency):
+        for each in group:
+            table.add_row(*_standing_cells(each))
+        table.add_section()
+    notes = [_failure(each) for each in results.failures] + _unequal(results.standings)
+    return Group(table, *(Text(f"Note: {note}", style="yellow") for note in notes))
+
+
+def _standing_cells(each: Standing) -> list[str]:
+    return [
+        str(each.concurrency),
+        each.server,
+        _time(each.wall),
+        f"{each.ratio:.2f}",
+        f"{each.least:.2f}, {each.most:.2f}",
+        _time(each.ttft_p50),
+        _time(each.tpot_p50),
+        f"{each.output_rate:,.1f}",
+        f"{each.hit_rate:.1%}" if each.hit_rate else "none told",
+    ]
+
+
+def _failure(each: Failure) -> str:
+    return f"{each.server} failed{f' in {each.turn}' if each.turn else ''}: {each.error}"
+
+
+def _unequal(standings: Sequence[Standing]) -> list[str]:
+    """Notes on servers that gave more or fewer tokens than ragcache for the same requests."""
+    ours = {each.concurrency: each.output_tokens for each in standings if each.server == OURS}
+    return [
+        f"{each.server} gave {each.output_tokens:,.0f} output tokens at {each.concurrency} in "
+        f"flight where {OURS} gave {ours[each.concurrency]:,.0f}; an option in --extra, such as "
+        "ignore_eos, may make them equal"
+        for each in standings
+        if abs(each.output_tokens / max(ours[each.concurrency], 1) - 1) > UNEQUAL
+    ]
 
 
 def _time(seconds: float | None) -> str:

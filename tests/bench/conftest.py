@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import defaultdict
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -87,6 +88,18 @@ class FakeChatServer:
 
 @pytest.fixture
 async def fake():
+    async with running_fake() as server:
+        yield server
+
+
+@pytest.fixture
+async def other_fake():
+    async with running_fake() as server:
+        yield server
+
+
+@asynccontextmanager
+async def running_fake():
     server = FakeChatServer()
     async with TestServer(server.app()) as running:
         server.url = str(running.make_url("/v1"))
