@@ -14,9 +14,10 @@ FOLDER = Path("kernels/ragcache_kernels/native/src")
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-Wall"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+DOT_PRODUCTS = ["-mavx512bf16", "-mavx512vnni"]
 TIERS = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
-    TIERS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+    TIERS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, *DOT_PRODUCTS]}
 
 
 class Libraries(build_ext):

@@ -16,6 +16,7 @@ import torch
 FOLDER = Path(__file__).parent
 TIERS = ("baseline", "avx2", "avx512", "avx512_bf16")  # rising, as `best_tier` counts them
 VARIABLE = "RAGCACHE_ISA"  # forces a tier, to test or to compare
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # `enum dtype`
 
 
 class NativeUnavailable(RuntimeError):
@@ -53,6 +54,8 @@ def load(tier: str) -> ctypes.CDLL:
     library.team_new.restype = ctypes.c_void_p
     library.team_new.argtypes = [ctypes.c_int]
     library.team_free.argtypes = [ctypes.c_void_p]
+    library.run_linear.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.run_linear.restype = None
     return library
 
 

@@ -31,8 +31,7 @@ enum dtype { F32 = 0, BF16 = 1, I8 = 2 };
 INLINE int64_t size_of(enum dtype dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
 
 INLINE floats fill(float value) {
-    floats all = {0};
-    return all + value;
+    return value - (floats){0}; /* which compilers leave out, unlike + 0: that turns −0 to 0 */
 }
 
 INLINE floats as_floats(bits raw) {

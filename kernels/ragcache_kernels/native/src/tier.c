@@ -2,7 +2,8 @@
 
 #include "abi.h"
 
-/* 0: the baseline (SSE2 or NEON), 1: AVX2 with FMA, 2: AVX-512, 3: AVX-512 with bfloat16. */
+/* 0: the baseline (SSE2 or NEON), 1: AVX2 with FMA, 2: AVX-512, 3: AVX-512
+ * with dot products of bfloat16 and int8. */
 EXPORT int best_tier(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -10,7 +11,8 @@ EXPORT int best_tier(void) {
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
         return 1;
-    return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    int dots = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    return dots ? 3 : 2;
 #else
     return 0;
 #endif

@@ -1,0 +1,39 @@
+/* Products of a few rows with one panel, in registers; see linear.h for the panels. */
+#pragma once
+
+#include "linear.h"
+
+/* As many rows as have their sums in registers: two vectors each. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 6
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define DOT_PRODUCTS 1 /* instructions for a whole step of bfloat16 or int8 */
+#else
+#define DOT_PRODUCTS 0
+#endif
+
+/* With dot products, input bytes are unsigned: this much is added to each. */
+#define ZERO_POINT (DOT_PRODUCTS ? 128 : 0)
+
+INLINE int weights_per_step(enum dtype dtype) { return dtype == F32 ? 1 : dtype == BF16 ? 2 : 4; }
+
+/* Bytes of an input row for a step with such weights, as `take_rows` makes them: as in the weights
+ * for dot products, else twice as wide. */
+INLINE int input_step(enum dtype dtype) { return dtype == F32 || DOT_PRODUCTS ? 4 : 8; }
+
+/* Rows as the products take them; strides are in bytes. */
+struct rows {
+    const char *base;
+    int64_t stride;
+    int count;
+};
+
+/* tile[row][PANEL] += rows · panel over so many steps; int32 for int8 weights, else float32. */
+void multiply(struct rows rows, const char *panel, int64_t steps, enum dtype weights, void *tile);
+
+/* A panel's steps in bfloat16 as twice as many in float32. */
+void widen_panel(const char *panel, int64_t steps, floats (*wide)[2]);
