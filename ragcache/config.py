@@ -147,6 +147,11 @@ class ServeSettings(ServerSettings):
         None, description="prompt and output tokens of one request; default: the model's"
     )
     max_batch_tokens: PositiveInt = Field(512, description="tokens computed in one step")
+    max_step_time: PositiveFloat | None = Field(
+        None,
+        description="seconds to which prefill may stretch a step while other requests wait for "
+        "their next tokens; default: 0.25 on a CPU, no limit on a GPU",
+    )
     max_running: PositiveInt = Field(32, description="choices computed at the same time")
     max_queue: PositiveInt = Field(128, description="requests that may wait; beyond: 429")
     max_requests_per_tenant: PositiveInt | None = Field(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from math import isinf
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -27,6 +28,7 @@ from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.runner import ModelRunner, Runner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.source import ModelSource, find_model
+from ragcache.engine.step_cost import StepCost
 from ragcache.engine.swap_costs import measure
 from ragcache.engine.workers import ParallelRunner, Workers
 from ragcache.prefix.cache import PrefixCache
@@ -38,6 +40,7 @@ from ragcache.serving import ServedModel, Serving
 
 log = logging.getLogger(__name__)
 
+MAX_STEP_TIME = 0.25  # seconds, on a CPU; four tokens a second are about what people can read
 SMALL_MODELS_STRINGS = 200  # characters; the embedded model would go on until its tokens run out
 
 
@@ -197,7 +200,10 @@ def start_engine(
         sink=sink,
     )
     scheduler = Scheduler(
-        cache, max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running
+        cache,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running=settings.max_running,
+        cost=_step_cost(settings),
     )
     mailboxes = Mailboxes()
     engine = Engine(runner, scheduler, mailboxes)
@@ -209,6 +215,13 @@ def start_engine(
         request_timeout=settings.request_timeout,
     )
     return EngineClient(engine, mailboxes, limits)
+
+
+def _step_cost(settings: ServeSettings) -> StepCost | None:
+    bound = settings.max_step_time
+    if bound is None and choose_device(settings.device).type == "cpu":
+        bound = MAX_STEP_TIME
+    return None if bound is None or isinf(bound) else StepCost(bound)
 
 
 def _describe(loaded: Loaded, source: ModelSource, settings: ServeSettings) -> ServedModel:

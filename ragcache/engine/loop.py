@@ -27,6 +27,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
+STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1, 2, 5, 10)
 IDLE_CHECK_AFTER = 5.0  # seconds without work after which the prefix cache checks itself
 STOP_WITHIN = 10.0  # seconds that the last step may take before it is left to itself
 
@@ -62,6 +63,7 @@ class Engine:
         self._replies: set[Future[Any]] = set()
         self._computed_tokens = 0
         self._step_tokens = Histogram(STEP_TOKENS)
+        self._step_seconds = Histogram(STEP_SECONDS)
         self._pace = Pace()
         self._stopping = False
         self.failure: EngineUnavailable | None = None
@@ -233,7 +235,14 @@ class Engine:
         self._answers.extend(chunks, logits)
         tokens = sum(chunk.count for chunk in chunks)
         self._step_tokens.observe(tokens)
-        self._pace.end(tokens, awaited=awaited)
+        seconds = self._pace.end(tokens, awaited=awaited)
+        if seconds is not None:
+            self._timed(seconds)
+
+    def _timed(self, seconds: float) -> None:
+        self._step_seconds.observe(seconds)
+        if self._scheduler.cost is not None:
+            self._scheduler.cost.end(seconds)
 
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -261,6 +270,7 @@ class Engine:
             host=self._host_stats(),
             block_times=cache.block_times(),
             step_tokens=self._step_tokens.copy(),
+            step_seconds=self._step_seconds.copy(),
         )
 
     def _host_stats(self) -> HostStats | None:

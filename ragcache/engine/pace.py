@@ -25,10 +25,15 @@ class Pace:
         if self._since is None:
             self._since = self._clock()
 
-    def end(self, tokens: int, *, awaited: bool) -> None:
-        """The step has computed `tokens`, and was `awaited` if anything was sampled from it."""
+    def end(self, tokens: int, *, awaited: bool) -> float | None:
+        """The step has computed `tokens`, and was `awaited` if anything was sampled from it.
+
+        Then the seconds since the last such moment, or since the first step behind it began.
+        """
         self._tokens += tokens
-        if awaited and self._since is not None:
-            seconds = self._clock() - self._since
-            self.best = max(self.best, self._tokens / seconds)
-            self._tokens, self._since = 0, None
+        if not awaited or self._since is None:
+            return None
+        seconds = self._clock() - self._since
+        self.best = max(self.best, self._tokens / seconds)
+        self._tokens, self._since = 0, None
+        return seconds

@@ -8,6 +8,8 @@ Trade-offs of the policy:
 
 - Decodes go first, one token each, so a long prefill cannot starve running streams. The few
   tokens that a grammar may have forced behind the last sampled one go with them if they fit.
+- Beside decodes, chunks get no more tokens than fit into the time that a step may take, where
+  such a bound is set, so a long prefill does not slow running streams down either.
 - The rest of the budget goes to the prefills with the fewest tokens left, which keeps the mean
   time to first token low; the oldest prefill always gets a quarter, so it cannot starve.
 - A waiting sequence is admitted only when it would get tokens in this step: admitting earlier
@@ -26,6 +28,7 @@ from __future__ import annotations
 from collections import deque
 
 from ragcache.engine.request import Chunk, Sequence
+from ragcache.engine.step_cost import MIN_CHUNK, StepCost
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import shared_blocks
 from ragcache.prefix.rows import Plan, Row
@@ -36,12 +39,24 @@ MAX_LOGITS = 256  # rows of one chunk; a row of logits is far larger than one of
 
 
 class Scheduler:
-    """Queues, budget and preemption over one prefix cache."""
+    """Queues, budget and preemption over one prefix cache.
 
-    def __init__(self, cache: PrefixCache, *, max_batch_tokens: int, max_running: int) -> None:
+    `cost` bounds the time of steps with decodes; whoever runs the steps tells it how long they
+    take. None: there is no bound.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        cost: StepCost | None = None,
+    ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
+        self.cost = cost
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.closing: list[Sequence] = []  # ended; the next step computes their last whole blocks
@@ -94,13 +109,26 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Choose the next step; empty when nothing can run."""
-        first = self._decodes()
-        first += self._last_chunks(self.max_batch_tokens - _total(first))
-        budget = self.max_batch_tokens - _total(first)
-        self._admit(budget)
-        served = {chunk.sequence for chunk in first}
+        decodes = self._decodes()
+        closing = self._last_chunks(self._budget(decodes, []))
+        self._admit(self._budget(decodes, closing))
+        served = {chunk.sequence for chunk in decodes}
         pending = [sequence for sequence in self.running if sequence not in served]
-        return first + self._prefills(pending, budget)
+        prefills = closing + self._prefills(pending, self._budget(decodes, closing))
+        chunks = decodes + prefills
+        if self.cost is not None and chunks:
+            self.cost.begin(decodes, prefills)
+        return chunks
+
+    def _budget(self, decodes: list[Chunk], closing: list[Chunk]) -> int:
+        """Tokens that chunks of prompts may have in the step, beside these."""
+        taken = _total(closing)
+        room = self.max_batch_tokens - _total(decodes) - taken
+        if self.cost is None or not decodes:
+            return room
+        # A chunk at the end of a long prompt takes longer: it is not known yet who will get one.
+        context = max((each.num_computed for each in self._prefilling()), default=0)
+        return min(room, max(self.cost.fitting(decodes, context) - taken, MIN_CHUNK))
 
     def _decodes(self) -> list[Chunk]:
         sequences = self._grown()

@@ -117,6 +117,10 @@ class EngineCollector(Collector):
     def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         if stats.step_tokens is not None:
             yield self._histogram("step_tokens", "Tokens computed in a step", stats.step_tokens)
+        if stats.step_seconds is not None:
+            yield self._histogram(
+                "step_seconds", "Time of the steps until one gives tokens", stats.step_seconds
+            )
         if (times := stats.block_times) is None:
             return
         for name, text, histogram in (

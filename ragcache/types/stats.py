@@ -94,6 +94,7 @@ class EngineStats:
     host: HostStats | None = None
     block_times: BlockTimes | None = None
     step_tokens: Histogram | None = None  # tokens of each step
+    step_seconds: Histogram | None = None  # of each step, or several, until something is sampled
 
     def ended(self) -> EngineStats:
         """What is left when the engine ends: its counters; nothing runs, waits or is cached."""

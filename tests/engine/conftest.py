@@ -11,9 +11,12 @@ from torch import Tensor
 
 from ragcache.bench.hashing import HashRunner
 from ragcache.engine.answers import Events
+from ragcache.engine.batch import StepBatch
 from ragcache.engine.loop import Engine
+from ragcache.engine.pace import Pace
 from ragcache.engine.request import Request
 from ragcache.engine.scheduler import Scheduler
+from ragcache.engine.step_cost import StepCost
 from ragcache.errors import EngineUnavailable
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import (
@@ -126,6 +129,19 @@ class Collector:
         self.failure = error
 
 
+class Timed(HashRunner):
+    """On a clock of its own, a pass takes `FIXED` seconds, and more for tokens and context."""
+
+    FIXED, TOKEN, PAIR = 20e-3, 1e-3, 1e-6
+    now = 0.0
+
+    def run(self, batch: StepBatch) -> Tensor:
+        counts, lengths = batch.layout.cu_q.diff(), batch.layout.kv_len
+        pairs = (counts * (lengths - counts / 2)).sum()
+        self.now += self.FIXED + self.TOKEN * float(counts.sum()) + self.PAIR * float(pairs)
+        return super().run(batch)
+
+
 class Bench:
     """An engine whose steps the test takes itself; `check` runs after each one."""
 
@@ -137,14 +153,19 @@ class Bench:
         max_running: int = 8,
         share: bool = True,
         host_blocks: int = 0,
+        max_step_time: float | None = None,
     ) -> None:
-        self.model = HashRunner(num_blocks, BLOCK, VOCAB, host_blocks)
+        self.model = Timed(num_blocks, BLOCK, VOCAB, host_blocks)
         self.cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
         self.scheduler = Scheduler(
-            self.cache, max_batch_tokens=max_batch_tokens, max_running=max_running
+            self.cache,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            cost=None if max_step_time is None else StepCost(max_step_time),
         )
         self.sink = Collector()
         self.engine = Engine(self.model, self.scheduler, self.sink)
+        self.engine._pace = Pace(lambda: self.model.now)
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 8, **options) -> None:
         namespace = options.pop("namespace", b"n")

@@ -30,14 +30,14 @@ class Traffic(RuleBasedStateMachine):
         running=st.integers(1, 6),
         share=st.booleans(),
         host_blocks=st.sampled_from([0, 5, 60]),
+        max_step_time=st.sampled_from([None, 0.03, 0.05]),
     )
-    def start(self, num_blocks, budget, running, share, host_blocks):
+    def start(self, num_blocks, budget, running, **options):
         self.engine = self.make(
             num_blocks,
             max_batch_tokens=budget,
             max_running=running,
-            share=share,
-            host_blocks=host_blocks,
+            **options,
         )
         self.prompts, self.rules, self.aborted = {}, {}, set()
 

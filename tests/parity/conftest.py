@@ -28,6 +28,7 @@ from ragcache.engine.request import Chunk, Request
 from ragcache.engine.runner import ModelRunner
 from ragcache.engine.scheduler import Scheduler
 from ragcache.engine.source import find_model
+from ragcache.engine.step_cost import StepCost
 from ragcache.engine.support import prepare_model
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import Prefilled, SamplingParams, Token, TokenLogprob
@@ -220,6 +221,7 @@ class Pair:
         record: Record | None = None,
         host_blocks: int = 0,
         kv_dtype: torch.dtype | None = None,
+        cost: StepCost | None = None,
     ) -> RecordingEngine:
         kv_dtype = kv_dtype or self.plain.dtype
         pool = KVPool(self.layers, num_blocks, BLOCK, kv_dtype, torch.device("cpu"))
@@ -227,7 +229,9 @@ class Pair:
             # Reading a slot that was never written must not go unseen; integers have scales.
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
         cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
-        scheduler = Scheduler(cache, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        scheduler = Scheduler(
+            cache, max_batch_tokens=max_batch_tokens, max_running=max_running, cost=cost
+        )
         kernels, graphs = get_backend(backend), None
         if record is not None:
             limits = Limits(max_running, num_blocks * BLOCK, num_blocks * BLOCK, BLOCK)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from ragcache.engine.step_cost import StepCost
+
 BLOCK = 4
 PROMPT = [504, 1194, 282, 260, 5895, 314, 281, 3575, 282, 2988, 30, 339, 506, 253, 3365, 284, 1]
 
@@ -25,6 +27,14 @@ def test_any_chunk_size_agrees(embedded, expected, chunk):
     engine = embedded.engine(max_batch_tokens=chunk, max_running=1)
     assert embedded.run(engine, {"a": PROMPT}, 6) == {"a": expected}
     embedded.check_logits(engine)
+
+
+def test_chunks_that_depend_on_the_time_of_steps_agree(embedded):
+    prompts = {"stream": PROMPT[:5], "long": [*PROMPT[5:], *PROMPT * 6]}
+    engine = embedded.engine(max_batch_tokens=64, cost=StepCost(1e-3))
+    embedded.run(engine, prompts, 12)
+    embedded.check_logits(engine)
+    assert engine.stats.step_tokens.counts[3] >= 3  # of 17 to 32 tokens
 
 
 def test_a_batch_with_preemption_agrees(embedded):
