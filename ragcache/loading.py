@@ -19,6 +19,7 @@ from ragcache.engine.model import (
     check_kv_dtype,
     choose_device,
     choose_dtype,
+    choose_kv_dtype,
     eos_token_ids,
     fingerprint,
     load_config,
@@ -112,9 +113,10 @@ def start_workers(source: ModelSource, settings: ServeSettings) -> Workers | Non
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A rank's model, ready to run."""
+    """A rank's model, ready to run; `fingerprint` is of its weights, some of which are freed."""
 
     model: PreTrainedModel
+    fingerprint: str
     runner: ModelRunner
     num_blocks: int
 
@@ -130,8 +132,10 @@ def load_runner(settings: ServeSettings, meet: Callable[[], None]) -> Loaded:
     check_kv_dtype(settings.kv_cache_dtype, device)
     source = find_model(settings.model)
     model = load_model(source, device, dtype, ranks=settings.tensor_parallel_size)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
+    name = fingerprint(model, kv_dtype)
     meet()
-    return Loaded(model, *build_runner(model, settings))
+    return Loaded(model, name, *build_runner(model, settings))
 
 
 def assemble(
@@ -235,6 +239,6 @@ def _describe(loaded: Loaded, source: ModelSource, settings: ServeSettings) -> S
         pool_tokens=loaded.num_blocks * settings.block_size,
         vocab_size=vocab_size,
         eos_token_ids=frozenset(t for t in eos_token_ids(model) if t < vocab_size),
-        fingerprint=fingerprint(model, loaded.runner.kv_dtype),
+        fingerprint=loaded.fingerprint,
         prefix_caching=settings.prefix_caching,
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 from torch import Tensor
+from torch.nn import functional as F
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -37,8 +40,37 @@ class Rotation:
     key_norm: Norm | None = None
 
 
+class Linear(Protocol):
+    """A weight `[out, in]`, with a bias or without, as a device multiplies by it."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows · weightᵀ + bias, `[T, in]` to `[T, out]`."""
+
+    def add_to(self, total: Tensor, rows: Tensor) -> Tensor:
+        """The same added to total `[T, out]`, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A weight as it is, for torch."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """See `Linear`."""
+        return F.linear(rows, self.weight, self.bias)
+
+    def add_to(self, total: Tensor, rows: Tensor) -> Tensor:
+        """See `Linear`."""
+        total.addmm_(rows, self.weight.T)
+        return total if self.bias is None else total.add_(self.bias)
+
+
 class LayerOps(ABC):
-    """The steps between the matrix products of a layer, fused where the device gains by it."""
+    """The steps of a layer, fused where the device gains by it."""
+
+    copies_weights = False  # whether `linear` and `gated_linear` leave the weights to be freed
 
     @abstractmethod
     def rms_norm(self, hidden: Tensor, norm: Norm) -> Tensor:
@@ -51,3 +83,11 @@ class LayerOps(ABC):
     @abstractmethod
     def gated(self, hidden: Tensor, weight: Tensor, activation: Activation) -> Tensor:
         """activation(hidden · gateᵀ) · (hidden · upᵀ), `[T, F]`; weight `[2F, H]`: gate, up."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Products by a weight that is given once."""
+        return PlainLinear(weight, bias)
+
+    def gated_linear(self, weight: Tensor, activation: Activation) -> Callable[[Tensor], Tensor]:
+        """What `gated` gives, for a weight that is given once."""
+        return partial(self.gated, weight=weight, activation=activation)

@@ -13,7 +13,7 @@ from ragcache.engine.batch import StepBatch
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import CudaRecorder, DecodeGraphs, Limits
 from ragcache.engine.host_pool import host_pool
-from ragcache.engine.model import KV_DTYPES
+from ragcache.engine.model import choose_kv_dtype
 from ragcache.engine.parallel import smallest
 from ragcache.engine.pool import STAGING, KVPool, LayerShape, pool_blocks
 from ragcache.engine.profile import largest_step, step_memory
@@ -50,10 +50,10 @@ class _Assembly:
         self._model = model
         self._settings = settings
         self._ranks = settings.tensor_parallel_size
-        self._kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, model.dtype)
+        self._kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, model.dtype)
         self._layers = prepare_model(model)
         self._backend = self._choose_backend(self._layers)
-        use_fast_layers(model, self._backend)
+        use_fast_layers(model, self._backend, keep_plain=False)
         self._max_len = max_model_len(model, settings)
 
     def runner(self) -> tuple[ModelRunner, int]:

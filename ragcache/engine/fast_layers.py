@@ -2,7 +2,7 @@
 
 They do what transformers' layers do, in the same order, over the same weights: the weight of each
 fused product is made once, and the parameters of the model become views of it. Outside of the
-engine's forward pass a layer runs as transformers wrote it.
+engine's forward pass a layer runs as transformers wrote it, until its weights are freed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from ragcache_kernels.interface import AttentionSpec
-from ragcache_kernels.layer_ops import Activation, LayerOps, Norm, Rotation
+from ragcache_kernels.layer_ops import Activation, LayerOps, Linear, Norm, Rotation
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, current_context
@@ -44,10 +43,10 @@ class FastNorm:
 class FastLayer:
     """A decoder layer, as the forward pass of its module; `spec` is what its attention asks for."""
 
-    def __init__(self, layer: Any, spec: AttentionSpec) -> None:
+    def __init__(self, layer: Any, spec: AttentionSpec, ops: LayerOps) -> None:
         self._plain = layer.forward
-        self._attention = _Attention(layer.self_attn, spec)
-        self._mlp = _MLP(layer.mlp)
+        self._attention = _Attention(layer.self_attn, spec, ops)
+        self._mlp = _MLP(layer.mlp, ops)
         self._input_norm = norm_of(layer.input_layernorm)
         self._update_norms: tuple[Norm, Norm] | None = None
         if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 2 and later
@@ -77,20 +76,21 @@ class FastLayer:
         update = self._attention(normed, position_embeddings, context)
         if self._update_norms is None:
             hidden, normed = ops.add_rms_norm(update, hidden, self._mlp_norm)
-            return self._mlp.add(normed, hidden, ops)[None]
+            return self._mlp.add_to(hidden, normed)[None]
         after_attention, after_mlp = self._update_norms
         update = ops.rms_norm(update, after_attention)
         hidden, normed = ops.add_rms_norm(update, hidden, self._mlp_norm)
-        update = ops.rms_norm(self._mlp(normed, ops), after_mlp)
+        update = ops.rms_norm(self._mlp(normed), after_mlp)
         return hidden.add_(update)[None]
 
 
 class _Attention:
     """Queries, keys and values from one product."""
 
-    def __init__(self, attention: Any, spec: AttentionSpec) -> None:
+    def __init__(self, attention: Any, spec: AttentionSpec, ops: LayerOps) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self._weight, self._bias = fuse(projections)
+        self._qkv = ops.linear(*fuse(projections))
+        self._out = linear_of(attention.o_proj, ops)
         self._heads = [linear.out_features // attention.head_dim for linear in projections]
         self._module = attention
         self._spec = spec
@@ -102,7 +102,7 @@ class _Attention:
     def __call__(
         self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], context: LayerContext
     ) -> Tensor:
-        qkv = F.linear(normed, self._weight, self._bias).view(len(normed), sum(self._heads), -1)
+        qkv = self._qkv(normed).view(len(normed), sum(self._heads), -1)
         if self._rotates:
             cos, sin = position_embeddings
             rotation = Rotation(cos[0], sin[0], *self._norms)
@@ -114,23 +114,37 @@ class _Attention:
             out = context.attend(
                 AttentionCall(self._module, query, key, value, self._spec, options={})
             )
-        return self._module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
+        return self._out(out.flatten(1))
 
 
 class _MLP:
     """Gate and up from one product, or as the kernels like it."""
 
-    def __init__(self, mlp: Any) -> None:
-        self._weight, _ = fuse([mlp.gate_proj, mlp.up_proj])
-        self._down = mlp.down_proj.weight
-        self._activation = ACTIVATIONS[type(mlp.act_fn)]
+    def __init__(self, mlp: Any, ops: LayerOps) -> None:
+        weight, _ = fuse([mlp.gate_proj, mlp.up_proj])
+        self._gated = ops.gated_linear(weight, ACTIVATIONS[type(mlp.act_fn)])
+        self._down = linear_of(mlp.down_proj, ops)
 
-    def __call__(self, normed: Tensor, ops: LayerOps) -> Tensor:
-        return F.linear(ops.gated(normed, self._weight, self._activation), self._down)
+    def __call__(self, normed: Tensor) -> Tensor:
+        return self._down(self._gated(normed))
 
-    def add(self, normed: Tensor, hidden: Tensor, ops: LayerOps) -> Tensor:
+    def add_to(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """Add the update to `hidden`, in the product that gives it."""
-        return hidden.addmm_(ops.gated(normed, self._weight, self._activation), self._down.T)
+        return self._down.add_to(hidden, self._gated(normed))
+
+
+class FastHead:
+    """The product that gives logits, as the forward pass of its module."""
+
+    def __init__(self, head: nn.Linear, ops: LayerOps) -> None:
+        self._plain = head.forward
+        self._linear = linear_of(head, ops)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`[1, T, H]` to `[1, T, V]`."""
+        if not isinstance(current_context(), LayerContext):
+            return self._plain(hidden_states)
+        return self._linear(hidden_states[0])[None]
 
 
 def norm_of(module: Any) -> Norm:
@@ -139,6 +153,19 @@ def norm_of(module: Any) -> Norm:
     if hasattr(module, "variance_epsilon"):
         return Norm(weight, module.variance_epsilon)
     return Norm(1.0 + weight.float(), module.eps)
+
+
+def linear_of(module: nn.Linear, ops: LayerOps) -> Linear:
+    """A module's product as the kernels like it."""
+    bias = module.bias
+    return ops.linear(module.weight.detach(), None if bias is None else bias.detach())
+
+
+def free_weights(module: nn.Module) -> None:
+    """Free the weights of its products; so it no longer runs as transformers wrote it."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
 
 def fuse(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:

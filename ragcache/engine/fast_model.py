@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
-from ragcache.engine.fast_layers import ACTIVATIONS, FastLayer, FastNorm
+from ragcache.engine.fast_layers import ACTIVATIONS, FastHead, FastLayer, FastNorm, free_weights
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
     for name in ("Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
+Fast = FastLayer | FastNorm | FastHead
 TRIAL_TOKENS = 8
 LEAST_TOLERANCE = 2e-4  # of float32, whose rounding adds up over a layer
 _LAYOUT = StepLayout(
@@ -38,17 +39,27 @@ _LAYOUT = StepLayout(
 )
 
 
-def use_fast_layers(model: PreTrainedModel, backend: AttentionBackend[Any]) -> int:
-    """Make a prepared model run fused where it can; returns how many of its layers do."""
+def use_fast_layers(
+    model: PreTrainedModel, backend: AttentionBackend[Any], *, keep_plain: bool = True
+) -> int:
+    """Make a prepared model run fused where it can; returns how many of its layers do.
+
+    Unless the plain model is to be kept, weights that the kernels have copies of are freed.
+    """
     decoder: Any = model.get_decoder()
     layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
     if not layers:
         return 0
     norms = [decoder.norm] if hasattr(decoder, "norm") else []
-    trial = _Trial(model, backend, [*layers, *norms])
-    fused = [trial.replace(layer, trial.fast_layer) for layer in layers]
+    heads = [head for head in [model.get_output_embeddings()] if _is_plain_head(head)]
+    trial = _Trial(model, backend, [*layers, *norms, *heads])
+    frees = backend.ops.copies_weights and not keep_plain
+    fused = [trial.replace(layer, trial.fast_layer, frees) for layer in layers]
     for norm in norms:
         trial.replace(norm, FastNorm)
+    for head in heads:
+        tied = head.weight is model.get_input_embeddings().weight
+        trial.replace(head, trial.fast_head, frees and not tied)
     log.info("%d of %d layers run fused", sum(fused), len(decoder.layers))
     return sum(fused)
 
@@ -75,6 +86,10 @@ def _has_plain_parts(layer: Any) -> bool:
         and _can_be_one([*halves, mlp.down_proj])
         and all(linear.bias is None for linear in (*halves, mlp.down_proj))
     )
+
+
+def _is_plain_head(head: Any) -> bool:
+    return type(head) is nn.Linear and _is_untouched(head)
 
 
 def _is_untouched(module: nn.Module) -> bool:
@@ -128,9 +143,15 @@ class _Trial(LayerContext):
 
     def fast_layer(self, layer: Any) -> FastLayer:
         """A layer like the plain one; raises whatever comes of parts that are not as expected."""
-        return FastLayer(layer, self.specs[layer.self_attn])
+        return FastLayer(layer, self.specs[layer.self_attn], self.ops)
 
-    def replace(self, module: nn.Module, make: Callable[[Any], FastLayer | FastNorm]) -> bool:
+    def fast_head(self, head: nn.Linear) -> FastHead:
+        """A head like the plain one."""
+        return FastHead(head, self.ops)
+
+    def replace(
+        self, module: nn.Module, make: Callable[[Any], Fast], frees_weights: bool = False
+    ) -> bool:
         """Let what `make` gives be the module's forward pass, if it does the same.
 
         Returns whether it does.
@@ -146,13 +167,15 @@ class _Trial(LayerContext):
             return False
         if agrees:
             module.forward = fast.forward
+            if frees_weights:
+                free_weights(module)
         else:
             log.warning("%s does not run fused: its results would differ", name)
         return agrees
 
     def _agrees(
         self,
-        fast: FastLayer | FastNorm,
+        fast: Fast,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Tensor,
@@ -160,7 +183,8 @@ class _Trial(LayerContext):
         """Whether both update their input alike, within the rounding of its dtype."""
         with torch.inference_mode(), forward_context(self):
             error = (fast.forward(*args, **kwargs) - output).float().norm()
-            update = (output - args[0]).float().norm()
+            before = args[0] if args[0].shape == output.shape else torch.zeros_like(output)
+            update = (output - before).float().norm()
         epsilon = torch.finfo(output.dtype).eps
         tolerance = max(8 * epsilon, LEAST_TOLERANCE)
         return bool(error <= tolerance * update + epsilon * output.float().norm())

@@ -38,6 +38,11 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Of the pool of a model in `dtype`, where `auto` means the same."""
+    return KV_DTYPES.get(name, dtype)
+
+
 def check_kv_dtype(name: str, device: torch.device) -> None:
     """Raise ConfigError for fp8 on a GPU that knows no float8."""
     if name == "fp8" and torch.float8_e4m3fn not in quantised_dtypes(device):
