@@ -36,7 +36,8 @@ ENV_PREFIX = "RAGCACHE_"
 CONFIG_FILE = "RAGCACHE_CONFIG"
 BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-CLIENT_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL"}  # not options of the server
+# Not options of the server: of clients, and the instruction set of the C kernels.
+OTHER_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL", "RAGCACHE_ISA"}
 
 
 class ServerSettings(BaseSettings):
@@ -77,7 +78,7 @@ class ServerSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _known_variables(cls, values: Any) -> Any:
-        known = _variables() | CLIENT_VARIABLES
+        known = _variables() | OTHER_VARIABLES
         for name in os.environ:
             if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
                 near = difflib.get_close_matches(name.upper(), known, n=1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.layer_ops import LayerOps, Rotation
+from ragcache_kernels.quantise import as_integers
 from ragcache_kernels.torch_layer_ops import rotate
 
 
@@ -106,9 +107,12 @@ class AttentionBackend(ABC, Generic[PlanT]):
     def attend(self, query: Tensor, cache: LayerCache, plan: PlanT, spec: AttentionSpec) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
 
-    @abstractmethod
     def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block src to block dst in every cache; all sources are read before any write."""
+        for cache in caches:
+            source, target = torch.tensor(pairs, device=cache.device).unbind(1)
+            blocks = as_integers(cache)
+            blocks.index_copy_(0, target, blocks.index_select(0, source))
 
     def fixed_plan(
         self,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ragcache_kernels.interface import AttentionBackend
+from ragcache_kernels.native.library import NativeUnavailable, chosen_tier
+from ragcache_kernels.native.structs import ACTIVATIONS, MAX_DIM
 
 
 def _torch() -> AttentionBackend[Any]:
@@ -38,12 +40,38 @@ def _against_triton(
     return None if max(head_dims) <= WIDEST else f"it is for heads of up to {WIDEST} elements"
 
 
-BACKENDS: dict[str, Callable[[], AttentionBackend[Any]]] = {"torch": _torch, "triton": _triton}
+def _native() -> AttentionBackend[Any]:
+    from ragcache_kernels.native.backend import NativeBackend
+
+    return NativeBackend()
+
+
+def _against_native(
+    device: torch.device, dtype: torch.dtype, head_dims: Sequence[int]
+) -> str | None:
+    if device.type != "cpu":
+        return "it is for CPUs"
+    if dtype not in ACTIVATIONS:
+        return "it is for float32 and bfloat16"
+    if max(head_dims) > MAX_DIM:
+        return f"it is for heads of up to {MAX_DIM} elements"
+    try:
+        chosen_tier()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+BACKENDS: dict[str, Callable[[], AttentionBackend[Any]]] = {
+    "torch": _torch,
+    "triton": _triton,
+    "native": _native,
+}
 
 # Why a backend is not for a device, a dtype and head dims; torch is for all of them.
 Objection = Callable[[torch.device, torch.dtype, Sequence[int]], str | None]
-OBJECTIONS: dict[str, Objection] = {"triton": _against_triton}
-PREFERENCE = ("triton", "torch")  # the fastest first
+OBJECTIONS: dict[str, Objection] = {"triton": _against_triton, "native": _against_native}
+PREFERENCE = ("triton", "native", "torch")  # the fastest first
 
 
 def get_backend(name: str) -> AttentionBackend[Any]:

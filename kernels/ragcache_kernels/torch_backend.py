@@ -7,8 +7,6 @@ query heads of a KV head must be the rows of one matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -95,13 +93,6 @@ class TorchBackend(AttentionBackend[TorchPlan]):
         if spec.sinks is not None:
             out *= torch.sigmoid(lse - spec.sinks.float()).unsqueeze(-1)
         return out.to(query.dtype)
-
-    def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy block src to block dst in every cache; all sources are read before any write."""
-        for cache in caches:
-            source, target = torch.tensor(pairs, device=cache.device).unbind(1)
-            blocks = as_integers(cache)
-            blocks.index_copy_(0, target, blocks.index_select(0, source))
 
 
 def _write(rows: Tensor, cache: Tensor, scale: Tensor | None, slots: Tensor) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from ragcache_kernels import BACKENDS, AttentionBackend, get_backend
+from ragcache_kernels.native.backend import NativeBackend
+from ragcache_kernels.native.library import TIERS, Team, supported_tiers
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=sorted(BACKENDS), scope="session")
+@pytest.fixture(autouse=True)
+def _takes_dtype(request: pytest.FixtureRequest) -> None:
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if params.get("backend") in TIERS and params.get("dtype") is torch.float16:
+        pytest.skip("the C kernels take float32 and bfloat16")
+
+
+@pytest.fixture(params=[*sorted(BACKENDS.keys() - {"native"}), *supported_tiers()], scope="session")
 def backend(request: pytest.FixtureRequest) -> AttentionBackend[Any]:
-    return get_backend(request.param)
+    """Every backend, and of the native one every tier that this machine runs."""
+    if request.param in BACKENDS:
+        return get_backend(request.param)
+    return NativeBackend(Team(request.param, threads=2))

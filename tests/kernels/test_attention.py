@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragcache_kernels import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels import planner as planner_module
+from ragcache_kernels import tiles as tiles_module
 from ragcache_kernels import torch_stack as torch_stack_module
 from ragcache_kernels.planner import SharingCost
 from ragcache_kernels.quantise import LIMITS, as_integers, quantise, quantised_dtypes
 from ragcache_kernels.reference import reference_attention
-from ragcache_kernels.triton import tiles as tiles_module
 from torch import Tensor
 
 Backend = AttentionBackend[Any]
@@ -286,7 +286,7 @@ def test_memory_that_nobody_wrote_never_reaches_an_output(
 def test_blocks_behind_two_billion_elements_are_found(
     backend: Backend, storage: torch.dtype | None
 ) -> None:
-    shape = Shape(1, 2, dtype=torch.float16, block_size=16, storage=storage)
+    shape = Shape(1, 2, dtype=torch.bfloat16, block_size=16, storage=storage)
     blocks = 2**31 // (16 * 16) + 40
     step = make_step(shape, [(1, 40), (5, 21)])
     far = step.layout.block_table + blocks - 20
@@ -432,7 +432,7 @@ def sequences(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 # The interpreter takes a thousand times as long.
-EXAMPLES = {"torch": 150, "triton": 40}
+EXAMPLES = {"torch": 150, "triton": 40, "native": 150}
 
 
 def test_any_small_step_equals_the_reference_however_it_is_cut(backend: Backend) -> None:

@@ -193,10 +193,10 @@ def test_rotated_keys_are_quantised_as_they_are_stored(backend: Backend) -> None
 def test_keys_and_values_reach_slots_behind_two_billion_elements(backend: Backend) -> None:
     blocks = 2**31 // (SIZE * 128) + 1
     cache = LayerCache(  # untouched, so not there
-        *(torch.empty(blocks, SIZE, 1, 128, dtype=torch.float16, device=DEVICE) for _ in range(2))
+        *(torch.empty(blocks, SIZE, 1, 128, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     )
     last = blocks * SIZE - 1
-    qkv = random(1, 3, 128, dtype=torch.float16)
+    qkv = random(1, 3, 128, dtype=torch.bfloat16)
     rotation = rotation_for(qkv, 128, normed=False)
     backend.rotate_and_write(qkv, rotation, cache, backend.plan(layout_of([last]), DEVICE))
     close(cache.key[-1, -1][None], rotated(qkv[:, 1:2], None, rotation))

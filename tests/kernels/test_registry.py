@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 from ragcache_kernels import BACKENDS, PREFERENCE, best_backend, get_backend, objection, registry
+from ragcache_kernels.native import library
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,8 @@ def _not_remembered() -> Iterator[None]:
 
 
 def test_every_backend_goes_by_its_name() -> None:
-    assert {name: get_backend(name).name for name in BACKENDS} == {name: name for name in BACKENDS}
+    built = BACKENDS.keys() - (set() if library.supported_tiers() else {"native"})
+    assert {name: get_backend(name).name for name in built} == {name: name for name in built}
     with pytest.raises(KeyError, match="abacus"):
         get_backend("abacus")
 
@@ -30,7 +32,10 @@ def test_every_backend_has_its_rank() -> None:
 @pytest.mark.parametrize(
     ("device", "capability", "dtype", "dims", "name"),
     [
-        ("cpu", (9, 0), torch.bfloat16, [64], "torch"),
+        ("cpu", (9, 0), torch.bfloat16, [64, 256], "native"),
+        ("cpu", (9, 0), torch.float32, [80], "native"),
+        ("cpu", (9, 0), torch.float16, [64], "torch"),
+        ("cpu", (9, 0), torch.float32, [64, 257], "torch"),  # wider than the kernels take
         ("mps", (9, 0), torch.bfloat16, [64], "torch"),
         ("cuda", (8, 0), torch.bfloat16, [64, 256], "triton"),
         ("cuda", (9, 0), torch.float16, [80], "triton"),
@@ -39,7 +44,7 @@ def test_every_backend_has_its_rank() -> None:
         ("cuda", (7, 5), torch.float16, [64], "torch"),
     ],
 )
-def test_gpus_get_the_kernels_where_these_fit(
+def test_kernels_run_where_they_fit(
     device: str,
     capability: tuple[int, int],
     dtype: torch.dtype,
@@ -86,3 +91,15 @@ def test_without_a_triton_that_they_work_with_a_gpu_runs_torch(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert best_backend(torch.device("cuda"), torch.bfloat16, [64]) == "torch"
     assert reason in (objection("triton", torch.device("cuda"), torch.bfloat16, [64]) or "")
+
+
+def test_without_a_compiled_library_a_cpu_runs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(library, "supported_tiers", list)
+    assert best_backend(cpu, torch.bfloat16, [64]) == "torch"
+    assert "not built" in (objection("native", cpu, torch.bfloat16, [64]) or "")
+
+
+def test_a_forced_instruction_set_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGCACHE_ISA", "abacus")
+    assert "abacus" in (objection("native", torch.device("cpu"), torch.float32, [64]) or "")

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragcache_kernels import StepLayout
+from ragcache_kernels import growth as growth_module
+from ragcache_kernels import tiles as tiles_module
+from ragcache_kernels.growth import TilePlanner
 from ragcache_kernels.planner import SharingCost
-from ragcache_kernels.triton import growth as growth_module
-from ragcache_kernels.triton import tiles as tiles_module
-from ragcache_kernels.triton.growth import TilePlanner
-from ragcache_kernels.triton.tiles import Tiles, plan_tiles
+from ragcache_kernels.tiles import Tiles, plan_tiles
 from step_layouts import Pair, expected_pairs, layout_of, layouts, slot
 
 SHARED, OWN, BATCH, BLOCK = 8192, 256, 64, 16

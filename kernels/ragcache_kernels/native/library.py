@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
+from ragcache_kernels.native.structs import declare
+
 FOLDER = Path(__file__).parent
 TIERS = ("baseline", "avx2", "avx512", "avx512_bf16")  # rising, as `best_tier` counts them
 VARIABLE = "RAGCACHE_ISA"  # forces a tier, to test or to compare
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # `enum dtype`
 
 
 class NativeUnavailable(RuntimeError):
@@ -56,6 +57,7 @@ def load(tier: str) -> ctypes.CDLL:
     library.team_free.argtypes = [ctypes.c_void_p]
     library.run_linear.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.run_linear.restype = None
+    declare(library)
     return library
 
 

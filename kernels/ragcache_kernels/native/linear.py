@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ragcache_kernels.layer_ops import Activation
-from ragcache_kernels.native.library import DTYPES, Team
+from ragcache_kernels.native.library import Team
+from ragcache_kernels.native.structs import DTYPES
 
 STORE, ADD = 0, 1
 EPILOGUES: dict[Activation, int] = {"silu": 2, "gelu_tanh": 3}

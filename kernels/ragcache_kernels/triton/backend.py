@@ -10,16 +10,16 @@ import torch
 import triton
 from torch import Tensor
 
+from ragcache_kernels.growth import TilePlanner
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.layer_ops import Rotation
+from ragcache_kernels.tiles import NARROW_SPLIT, TILE_FIELDS
 from ragcache_kernels.triton.attention import LOG2E, attend_tiles, merge_partials
 from ragcache_kernels.triton.blocks import copy_blocks
 from ragcache_kernels.triton.configs import Case, Config, Phase, choose
-from ragcache_kernels.triton.growth import TilePlanner
 from ragcache_kernels.triton.layer_ops import TritonLayerOps
 from ragcache_kernels.triton.plan import DeviceTiles, Kind, TritonFixedPlan, TritonPlan
 from ragcache_kernels.triton.rope import rotate_and_write
-from ragcache_kernels.triton.tiles import NARROW_SPLIT, TILE_FIELDS
 from ragcache_kernels.triton.write import write_tokens
 
 _MERGE_HEADS = 8  # query heads of a program that merges

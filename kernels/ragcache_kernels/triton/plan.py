@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragcache_kernels.growth import TilePlanner
 from ragcache_kernels.interface import StepLayout
-from ragcache_kernels.triton.growth import TilePlanner
-from ragcache_kernels.triton.tiles import TILE_FIELDS, Tiles
+from ragcache_kernels.tiles import TILE_FIELDS, Tiles
 
 Arrays = list[NDArray[np.int32]]
 

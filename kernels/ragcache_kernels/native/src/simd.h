@@ -26,12 +26,19 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef int8_t bytes __attribute__((vector_size(LANES)));
 
 /* What a tensor's elements are; the numbers are part of the ABI. */
-enum dtype { F32 = 0, BF16 = 1, I8 = 2 };
+enum dtype { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
 INLINE int64_t size_of(enum dtype dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
 
 INLINE floats fill(float value) {
     return value - (floats){0}; /* which compilers leave out, unlike + 0: that turns −0 to 0 */
+}
+
+/* The numbers of the lanes. */
+INLINE ints lanes(void) {
+    ints number;
+    LANE_LOOP number[lane] = lane;
+    return number;
 }
 
 INLINE floats as_floats(bits raw) {
@@ -75,6 +82,26 @@ INLINE halves narrow(floats value) {
     return __builtin_convertvector((nan & (bits)is_nan) | (rounded & ~(bits)is_nan), halves);
 }
 
+/* float8 e4m3 in the lowest byte of each lane. Its exponent counts from 7, float32's from 127; the
+ * product is exact, for subnormals too. NaN, which no quantised row holds, becomes 480. */
+INLINE floats widen_float8(bits byte) {
+    bits raw = ((byte & 0x80) << 24) | ((byte & 0x7f) << 20);
+    return as_floats(raw) * 0x1p120f;
+}
+
+/* Rounded to nearest, ties to even, of values up to 448. */
+INLINE bytes narrow_float8(floats value) {
+    bits raw = as_bits(value * 0x1p-120f);
+    bits rounded = ((raw & 0x7fffffff) + 0x7ffff + ((raw >> 20) & 1)) >> 20;
+    return __builtin_convertvector(rounded | ((raw >> 24) & 0x80), bytes);
+}
+
+/* Rounded to nearest, ties to even, of values up to 127. */
+INLINE bytes narrow_integer(floats value) {
+    const float shift = 0x1.8p23f; /* there a float's last bit is worth 1 */
+    return __builtin_convertvector(__builtin_convertvector(value + shift - shift, ints), bytes);
+}
+
 /* The `count` elements from `index` on, at most LANES; the other lanes are 0. */
 INLINE floats load_some(const void *base, int64_t index, enum dtype dtype, int count) {
     const char *from = (const char *)base + index * size_of(dtype);
@@ -90,26 +117,59 @@ INLINE floats load_some(const void *base, int64_t index, enum dtype dtype, int c
     }
     bytes byte = {0};
     memcpy(&byte, from, count);
-    return __builtin_convertvector(__builtin_convertvector(byte, ints), floats);
+    ints whole = __builtin_convertvector(byte, ints);
+    return dtype == I8 ? __builtin_convertvector(whole, floats) : widen_float8((bits)whole);
 }
 
 INLINE floats load(const void *base, int64_t index, enum dtype dtype) {
     return load_some(base, index, dtype, LANES);
 }
 
-/* Stores to float32 or bfloat16. */
 INLINE void store_some(void *base, int64_t index, enum dtype dtype, floats value, int count) {
     char *to = (char *)base + index * size_of(dtype);
     if (dtype == F32) {
         memcpy(to, &value, 4 * count);
-    } else {
+    } else if (dtype == BF16) {
         halves half = narrow(value);
         memcpy(to, &half, 2 * count);
+    } else {
+        bytes byte = dtype == I8 ? narrow_integer(value) : narrow_float8(value);
+        memcpy(to, &byte, count);
     }
 }
 
 INLINE void store(void *base, int64_t index, enum dtype dtype, floats value) {
     store_some(base, index, dtype, value, LANES);
+}
+
+/* Lanes of two vectors, exchanged at a distance: `LOW` keeps a lane of `a` where bit `distance` of
+ * its number is clear and has one of `b` there else; `HIGH` has what is left. */
+#define LOW(distance, lane) ((lane) & (distance) ? LANES + (lane) - (distance) : (lane))
+#define HIGH(distance, lane) ((lane) & (distance) ? LANES + (lane) : (lane) + (distance)) % (2 * LANES)
+#define FOUR(pick, distance, lane) \
+    pick(distance, lane), pick(distance, lane + 1), pick(distance, lane + 2), pick(distance, lane + 3)
+#if LANES == 16
+#define EVERY(pick, distance) \
+    FOUR(pick, distance, 0), FOUR(pick, distance, 4), FOUR(pick, distance, 8), FOUR(pick, distance, 12)
+#elif LANES == 8
+#define EVERY(pick, distance) FOUR(pick, distance, 0), FOUR(pick, distance, 4)
+#else
+#define EVERY(pick, distance) FOUR(pick, distance, 0)
+#endif
+#define EXCHANGE(distance)                                                                  \
+    for (int row = 0; row < LANES; row++) {                                                 \
+        if ((row & (distance)) || (distance) >= LANES) continue;                            \
+        bits a = rows[row], b = rows[row + (distance) % LANES];                             \
+        rows[row] = __builtin_shufflevector(a, b, EVERY(LOW, distance));                    \
+        rows[row + (distance) % LANES] = __builtin_shufflevector(a, b, EVERY(HIGH, distance)); \
+    }
+
+/* Lane i of row j becomes lane j of row i. */
+INLINE void transpose(bits rows[LANES]) {
+    EXCHANGE(8)
+    EXCHANGE(4)
+    EXCHANGE(2)
+    EXCHANGE(1)
 }
 
 /* 2^x for x ≤ 127, within 2 units in the last place; 0 below −126. Minimax polynomial on [0, 1). */

@@ -1,4 +1,4 @@
-"""From a step's layout to the tiles of the attention kernel: numpy, on the host.
+"""From a step's layout to the tiles of the attention kernels: numpy, on the host.
 
 A tile is some queries × a range of the keys of one row of the block table. Where keys are cut
 depends on their positions alone, so a sequence's result does not depend on the rest of the batch,
@@ -23,7 +23,9 @@ TILE_FIELDS = 7
 NARROW_SPLIT = 512  # keys of a tile with few rows: many of them must fill the device
 WIDE_SPLIT = 4096  # keys of a tile with many rows: their partial results cost memory
 SHARED_RUN = 256  # keys that are read while one more tile begins and ends
-WIDE_PARTS = 8  # most partial results of a query in a chunk; beyond that, tiles get longer
+WIDE_PARTS = (
+    8  # of a GPU: most partial results of a query in a chunk; beyond that, tiles get longer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,16 @@ class Tiles:
 
 
 def plan_tiles(
-    layout: StepLayout, window: int | None, narrow_queries: int, wide_queries: int
+    layout: StepLayout,
+    window: int | None,
+    narrow_queries: int,
+    wide_queries: int,
+    wide_parts: int = WIDE_PARTS,
 ) -> Tiles:
-    """Cut a step into tiles of at most `narrow_queries` or `wide_queries` queries."""
+    """Cut a step into tiles of at most `narrow_queries` or `wide_queries` queries.
+
+    The keys of a wide one are cut into at most `wide_parts`.
+    """
     cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
     num_tokens = len(layout.slot_mapping)
     q_len = np.diff(cu_q)
@@ -70,7 +79,7 @@ def plan_tiles(
     is_narrow = every[:, 1] <= narrow_queries
     any_number = int(kv_len.max())
     narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, any_number, window)
-    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, WIDE_PARTS, window)
+    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, wide_parts, window)
     # Tiles over the same keys start together: the first reads memory, the others find it cached.
     wide = wide[np.lexsort((wide[:, 3], wide[:, 2]))]
     tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])

@@ -1,0 +1,63 @@
+"""The steps of a layer in C."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ragcache_kernels.layer_ops import Norm
+from ragcache_kernels.native import structs
+from ragcache_kernels.native.library import Team
+from ragcache_kernels.native.structs import activation, dense, pointer
+from ragcache_kernels.torch_layer_ops import TorchLayerOps
+
+
+class NativeLayerOps(TorchLayerOps):
+    """Norms in one pass over memory; the products of matrices are torch's."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def rms_norm(self, hidden: Tensor, norm: Norm) -> Tensor:
+        """The rows of hidden `[T, H]`, normalised, in hidden's dtype."""
+        return self._norm(hidden, None, None, norm)
+
+    def add_rms_norm(self, update: Tensor, hidden: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """hidden + update, both `[T, H]`, and that sum normalised."""
+        if update.shape != hidden.shape or update.dtype is not hidden.dtype:
+            raise ValueError(f"{update.dtype} {update.shape} to {hidden.dtype} {hidden.shape}")
+        total = torch.empty(hidden.shape, dtype=hidden.dtype)
+        return total, self._norm(hidden, dense(update), total, norm)
+
+    def _norm(
+        self, hidden: Tensor, update: Tensor | None, total: Tensor | None, norm: Norm
+    ) -> Tensor:
+        hidden = dense(hidden)
+        rows, size = hidden.shape
+        out = torch.empty(rows, size, dtype=hidden.dtype)
+        call = structs.Norm(
+            hidden=hidden.data_ptr(),
+            update=pointer(update),
+            weight=norm.weight.data_ptr(),
+            total=pointer(total),
+            out=out.data_ptr(),
+            hidden_row=hidden.stride(0),
+            update_row=0 if update is None else update.stride(0),
+            rows=rows,
+            size=size,
+            dtype=activation(hidden),
+            weight_dtype=weight_dtype(norm, hidden, size),
+            eps=norm.eps,
+        )
+        self._team.library.run_rms_norm(self._team.handle, call)
+        return out
+
+
+def weight_dtype(norm: Norm, rows: Tensor, size: int) -> int:
+    """The number of the dtype of a norm's weight, once it is known to fit the rows."""
+    weight = norm.weight
+    if weight.shape != (size,) or not weight.is_contiguous():
+        raise ValueError(f"a weight of {tuple(weight.shape)} for rows of {size}")
+    if weight.dtype is not torch.float32 and weight.dtype is not rows.dtype:
+        raise TypeError(f"a weight in {weight.dtype} for rows in {rows.dtype}")
+    return activation(weight)

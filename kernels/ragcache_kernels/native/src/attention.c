@@ -1,0 +1,320 @@
+/* Tiles are worked on KEYS keys at a time: scores, weights by a running softmax (FlashAttention-2,
+ * arXiv 2307.08691; in base 2), and weighted values. */
+#include "attention.h"
+
+#include <math.h>
+
+#include "panels.h"
+
+/* One member's scratch memory, and the tile that it works on. */
+typedef struct {
+    const struct attention *call;
+    float *query;   /* [rows, depth]; a tile's queries times the query heads of a KV head */
+    float *keys;    /* panels */
+    float *values;  /* panels */
+    float *weights; /* [rows, KEYS] */
+    float *sums;    /* [rows, width] */
+    float *tops, *totals, *shrinks; /* [rows] */
+    int group, depth, width;        /* query heads of a KV head; dims of keys and values, padded */
+    tile tile;
+    int head, rows; /* KV head; queries · group */
+} work;
+
+static work work_of(const struct attention *call) {
+    return (work){
+        .call = call,
+        .group = call->heads / call->kv_heads,
+        .depth = (call->key.dim + 3) / 4 * 4,
+        .width = in_panels(call->value.dim),
+    };
+}
+
+/* Rows that there is room for, so that every part of the memory begins with a whole vector. */
+static int64_t room_for(const work *work) {
+    return ((int64_t)work->call->most_queries * work->group + 15) / 16 * 16;
+}
+
+int64_t attention_scratch(const struct attention *call) {
+    work work = work_of(call);
+    int64_t each_row = work.depth + KEYS + work.width + 3;
+    return room_for(&work) * each_row + KEYS * (int64_t)(work.depth + work.width);
+}
+
+static float *take(float **memory, int64_t count) {
+    float *taken = *memory;
+    *memory += count;
+    return taken;
+}
+
+static void lay_out(work *work, float *memory) {
+    int64_t rows = room_for(work);
+    work->query = take(&memory, rows * work->depth);
+    work->keys = take(&memory, KEYS * (int64_t)work->depth);
+    work->values = take(&memory, KEYS * (int64_t)work->width);
+    work->weights = take(&memory, rows * KEYS);
+    work->sums = take(&memory, rows * work->width);
+    work->tops = take(&memory, rows);
+    work->totals = take(&memory, rows);
+    work->shrinks = take(&memory, rows);
+}
+
+static void load_query(work *work) {
+    const struct attention *call = work->call;
+    enum dtype dtype = call->dtype;
+    for (int row = 0; row < work->rows; row++) {
+        int64_t token = call->tile_tokens[work->tile.first + row / work->group];
+        int64_t head = work->head * work->group + row % work->group;
+        int64_t at = token * call->query_token + head * call->query_head;
+        float *to = work->query + row * work->depth;
+        for (int i = 0; i < call->key.dim; i++) {
+            if (dtype == F32) {
+                to[i] = ((const float *)call->query)[at + i];
+            } else {
+                uint32_t raw = (uint32_t)((const uint16_t *)call->query)[at + i] << 16;
+                memcpy(to + i, &raw, sizeof raw);
+            }
+        }
+    }
+}
+
+/* The rows of the tile's keys among the KEYS from `origin` on. */
+static void locate(const work *work, const pool *pool, int origin, rows *rows) {
+    const struct attention *call = work->call;
+    const tile *tile = &work->tile;
+    int64_t size = size_of(pool->dtype);
+    rows->rows = (const char *)pool->rows + work->head * pool->head * size;
+    rows->bytes = pool->dim * size;
+    rows->first = tile->start > origin ? tile->start - origin : 0;
+    rows->last = tile->stop < origin + KEYS ? tile->stop - origin : KEYS;
+    const int32_t *block = call->table + tile->sequence * call->table_row;
+    block += (origin + rows->first) / call->block_size;
+    int slot = (origin + rows->first) % call->block_size;
+    for (int i = rows->first; i < rows->last; i++) {
+        rows->at[i] = (*block * pool->block + slot * pool->slot) * size;
+        if (pool->scales != NULL) {
+            int64_t at = (int64_t)*block * call->block_size + slot;
+            rows->scales[i] = pool->scales[at * call->kv_heads + work->head];
+        }
+        if (++slot == call->block_size) {
+            slot = 0;
+            block++;
+        }
+    }
+}
+
+/* c·tanh(x / c) */
+INLINE floats cap(floats x, float c) {
+    const float two_log2e = 2.885390082f;
+    floats doubled = x * (two_log2e / c);
+    doubled = choose(doubled < 64.0f, doubled, fill(64.0f)); /* where tanh is 1 */
+    return c - 2.0f * c / (exp2_of(doubled) + 1.0f);
+}
+
+/* Scores become logits; those of keys before `first` and from `last` on, which the row does not
+ * see, −infinity. Returns the largest. */
+INLINE float mask(const work *work, float *scores, int first, int last, const rows *keys) {
+    const struct attention *call = work->call;
+    floats most = fill(-INFINITY);
+    for (int i = 0; i < in_panels(keys->last); i += LANES) {
+        floats logit = load(scores, i, F32) * call->scale;
+        if (call->key.scales != NULL) logit *= load(keys->scales, i, F32);
+        if (call->softcap > 0) logit = cap(logit, call->softcap);
+        if (first > i || last < i + LANES) {
+            ints key = lanes() + i;
+            logit = choose((key >= first) & (key < last), logit, fill(-INFINITY));
+        }
+        most = larger(most, logit);
+        store(scores, i, F32, logit);
+    }
+    return largest(most);
+}
+
+/* Logits become weights. A row that has seen no key yet keeps its top of −infinity. */
+INLINE void weigh(work *work, int row, float most, const rows *values) {
+    float *weights = work->weights + row * KEYS, before = work->tops[row];
+    float top = before > most ? before : most;
+    floats total = {0}, finite = fill(top == -INFINITY ? 0 : top);
+    for (int i = 0; i < in_panels(values->last); i += LANES) {
+        floats weight = exp2_of(load(weights, i, F32) - finite);
+        total += weight;
+        if (work->call->value.scales != NULL) weight *= load(values->scales, i, F32);
+        store(weights, i, F32, weight);
+    }
+    float shrink = exp2_of(before - finite)[0];
+    work->tops[row] = top;
+    work->totals[row] = work->totals[row] * shrink + sum(total);
+    work->shrinks[row] = shrink;
+}
+
+/* Fold the keys from `origin` on into the rows' softmax. */
+static void fold_keys(work *work, int origin, const rows *keys, const rows *values) {
+    const struct attention *call = work->call;
+    for (int row = 0; row < work->rows; row++) {
+        int token = call->tile_tokens[work->tile.first + row / work->group];
+        int last = call->positions[token] + 1 - origin;
+        int first = call->window > 0 ? last - call->window : 0;
+        if (first < keys->first) first = keys->first;
+        if (last > keys->last) last = keys->last;
+        float most = mask(work, work->weights + row * KEYS, first, last, keys);
+        weigh(work, row, most, values);
+    }
+}
+
+/* Fold a result over other keys into one; a total of 0 is no result. */
+static void fold(
+    float *into, float *top, float *total,
+    const float *sums, float other_top, float other_total, int dim
+) {
+    if (other_total == 0) return;
+    if (*total == 0) {
+        memcpy(into, sums, dim * sizeof *into);
+        *top = other_top;
+        *total = other_total;
+        return;
+    }
+    float most = *top > other_top ? *top : other_top;
+    float shrink = exp2_of(fill(*top - most))[0], weight = exp2_of(fill(other_top - most))[0];
+    for (int i = 0; i < dim; i++) into[i] = into[i] * shrink + sums[i] * weight;
+    *total = *total * shrink + other_total * weight;
+    *top = most;
+}
+
+/* The partial results of a tile begin with none, and take up one cut of its keys after another. */
+static void fold_cut(const work *work, int is_first) {
+    const struct attention *call = work->call;
+    int dim = call->value.dim;
+    for (int row = 0; row < work->rows; row++) {
+        int64_t partial = work->tile.base + row / work->group;
+        int64_t at = partial * call->heads + work->head * work->group + row % work->group;
+        if (is_first) call->totals[at] = 0;
+        fold(
+            call->sums + at * dim, call->tops + at, call->totals + at,
+            work->sums + row * work->width, work->tops[row], work->totals[row], dim
+        );
+    }
+}
+
+static void load_key_rows(const work *work, const rows *now, const rows *next) {
+    switch (work->call->key.dtype) {
+    case F32: load_keys(now, next, F32, work->depth, work->keys); break;
+    case BF16: load_keys(now, next, BF16, work->depth, work->keys); break;
+    case I8: load_keys(now, next, I8, work->depth, work->keys); break;
+    default: load_keys(now, next, F8, work->depth, work->keys);
+    }
+}
+
+static void load_value_rows(const work *work, const rows *now, const rows *next) {
+    int dim = work->call->value.dim;
+    switch (work->call->value.dtype) {
+    case F32: load_values(now, next, F32, dim, work->values); break;
+    case BF16: load_values(now, next, BF16, dim, work->values); break;
+    case I8: load_values(now, next, I8, dim, work->values); break;
+    default: load_values(now, next, F8, dim, work->values);
+    }
+}
+
+static void score(const work *work, const rows *keys) {
+    int depth = work->depth, panels = in_panels(keys->last) / PANEL;
+    multiply(
+        work->rows, work->query, depth, work->keys, work->call->key.dim, PANEL * depth, panels,
+        work->weights, KEYS, NULL
+    );
+}
+
+static void add_values(const work *work, const rows *values, int is_first) {
+    int first = values->first, count = values->last - first;
+    multiply(
+        work->rows, work->weights + first, KEYS, work->values + first * PANEL, count, KEYS * PANEL,
+        work->width / PANEL, work->sums, work->width, is_first ? NULL : work->shrinks
+    );
+}
+
+static void begin_cut(work *work) {
+    for (int row = 0; row < work->rows; row++) {
+        work->tops[row] = -INFINITY;
+        work->totals[row] = 0;
+    }
+}
+
+static void attend_tile(work *work) {
+    const struct attention *call = work->call;
+    int origin = work->tile.start / KEYS * KEYS, stop = work->tile.stop, cuts = 0;
+    rows keys[2], values[2];
+    load_query(work);
+    locate(work, &call->key, origin, keys);
+    locate(work, &call->value, origin, values);
+    for (int now = 0, is_first = 1; origin < stop; origin += KEYS, now = !now) {
+        locate(work, &call->key, origin + KEYS, keys + !now);
+        locate(work, &call->value, origin + KEYS, values + !now);
+        if (is_first) begin_cut(work);
+        load_key_rows(work, keys + now, keys + !now);
+        score(work, keys + now);
+        fold_keys(work, origin, keys + now, values + now);
+        load_value_rows(work, values + now, values + !now);
+        add_values(work, values + now, is_first);
+        is_first = (origin + KEYS) % call->split == 0;
+        if (is_first || origin + KEYS >= stop) fold_cut(work, cuts++ == 0);
+    }
+}
+
+/* A key costs its conversion, as much as the products of a few rows, and the products of its rows. */
+static int64_t cost_of(const tile *tile, int group) {
+    return (int64_t)(tile->stop - tile->start) * (tile->queries * group + 4);
+}
+
+void attend_tiles(const struct attention *call, const member *self) {
+    work work = work_of(call);
+    lay_out(&work, call->scratch + self->rank * attention_scratch(call));
+    int64_t total = 0, done = 0;
+    for (int i = 0; i < call->num_tiles; i++)
+        total += call->kv_heads * cost_of(call->tiles + i, work.group);
+    for (int i = 0; i < call->num_tiles; i++) {
+        int64_t cost = cost_of(call->tiles + i, work.group);
+        for (int head = 0; head < call->kv_heads; head++, done += cost) {
+            if ((done + cost / 2) * self->size / (total + 1) != self->rank) continue;
+            work.tile = call->tiles[i];
+            work.head = head;
+            work.rows = work.tile.queries * work.group;
+            attend_tile(&work);
+        }
+    }
+}
+
+static void merge_head(const struct attention *call, int token, int head) {
+    float sums[MAX_DIM + LANES] = {0}, top = -INFINITY, total = 0;
+    int dim = call->value.dim;
+    for (int i = call->ends[token]; i < call->ends[token + 1]; i++) {
+        int64_t at = (int64_t)call->order[i] * call->heads + head;
+        fold(
+            sums, &top, &total, call->sums + at * dim, call->tops[at], call->totals[at], dim
+        );
+    }
+    if (call->sinks != NULL && total > 0) {
+        float none[MAX_DIM] = {0};
+        fold(sums, &top, &total, none, call->sinks[head], 1, dim);
+    }
+    float factor = total > 0 ? 1 / total : 0;
+    int64_t out = ((int64_t)token * call->heads + head) * dim;
+    for (int i = 0; i < dim; i += LANES) {
+        int count = dim - i < LANES ? dim - i : LANES;
+        store_some(call->out, out + i, call->dtype, load(sums, i, F32) * factor, count);
+    }
+}
+
+void merge_partials(const struct attention *call, const member *self) {
+    range tokens = share(call->tokens, 1, self);
+    for (int64_t token = tokens.begin; token < tokens.end; token++)
+        for (int head = 0; head < call->heads; head++) merge_head(call, token, head);
+}
+
+void attend(const struct attention *call, const member *self) {
+    attend_tiles(call, self);
+    team_wait(self);
+    merge_partials(call, self);
+}
+
+static void body_of(void *call, const member *self) { attend(call, self); }
+
+void run_attention(struct team *team, const struct attention *call) {
+    team_run(team, body_of, (void *)call);
+}

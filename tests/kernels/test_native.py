@@ -1,0 +1,144 @@
+"""What the C kernels promise beyond being right: not a bit depends on how the work is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from ragcache_kernels import AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.layer_ops import Norm, Rotation
+from ragcache_kernels.native.backend import NativeBackend
+from ragcache_kernels.native.library import Team, supported_tiers
+from torch import Tensor
+
+CPU, SIZE, HEADS, KV_HEADS, DIM = torch.device("cpu"), 16, 6, 2, 64
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture(params=supported_tiers(), scope="module")
+def tier(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def native(tier: str) -> NativeBackend:
+    return NativeBackend(Team(tier, threads=1))
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Prompts:
+    """Sequences of random tokens; what a step computes of them is up to a test."""
+
+    def __init__(self, lengths: list[int], dtype: torch.dtype) -> None:
+        blocks = [-(-length // SIZE) for length in lengths]
+        ids = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(9)).int()
+        self._tables = ids.split(blocks)
+        self._lengths = lengths
+        self._parts = [
+            [random(n, h, DIM, seed=10 * s + h, dtype=dtype) for h in (HEADS, KV_HEADS, KV_HEADS)]
+            for s, n in enumerate(lengths)
+        ]
+        pools = (torch.zeros(len(ids), SIZE, KV_HEADS, DIM, dtype=dtype) for _ in range(2))
+        self._cache = LayerCache(*pools)
+
+    def step(
+        self, backend: NativeBackend, spans: dict[int, tuple[int, int]], spec: AttentionSpec
+    ) -> list[Tensor]:
+        """Outputs of the tokens [start, stop) of sequences, computed in one step."""
+        tables = [self._tables[s] for s in spans]
+        slots = [
+            table.long()[torch.arange(*span) // SIZE] * SIZE + torch.arange(*span) % SIZE
+            for table, span in zip(tables, spans.values(), strict=True)
+        ]
+        layout = StepLayout(
+            cu_q=torch.tensor([0, *(b - a for a, b in spans.values())]).cumsum(0).int(),
+            kv_len=torch.tensor([b for _, b in spans.values()], dtype=torch.int32),
+            block_table=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+            slot_mapping=torch.cat(slots),
+            block_size=SIZE,
+        )
+        query, key, value = (
+            torch.cat([self._parts[s][i][a:b] for s, (a, b) in spans.items()]) for i in range(3)
+        )
+        plan = backend.plan(layout, CPU)
+        backend.write_kv(key, value, self._cache, plan)
+        out = backend.attend(query, self._cache, plan, spec)
+        return list(out.split([b - a for a, b in spans.values()]))
+
+
+SPEC = AttentionSpec(scale=DIM**-0.5)
+
+
+@DTYPES
+@pytest.mark.parametrize("options", [{}, {"window": 300}, {"softcap": 5.0}], ids=str)
+def test_a_prompt_in_chunks_and_as_single_tokens_gives_the_same_bits(
+    native: NativeBackend, dtype: torch.dtype, options: dict[str, float]
+) -> None:
+    prompts, spec = Prompts([1100], dtype), replace(SPEC, **options)
+    (whole,) = prompts.step(native, {0: (0, 1100)}, spec)
+    for a, b in pairwise([0, 700, 701, 1030, 1035, 1099, 1100]):
+        (chunk,) = prompts.step(native, {0: (a, b)}, spec)
+        assert torch.equal(chunk, whole[a:b])
+
+
+@DTYPES
+def test_a_sequence_has_the_same_bits_in_every_batch(
+    native: NativeBackend, dtype: torch.dtype
+) -> None:
+    prompts = Prompts([700, 520, 40], dtype)
+    spans = {0: (699, 700), 1: (100, 520), 2: (38, 40)}
+    for s, span in ((0, (0, 699)), (1, (0, 100)), (2, (0, 38))):
+        prompts.step(native, {s: span}, SPEC)
+    together = prompts.step(native, spans, SPEC)
+    for (s, span), out in zip(spans.items(), together, strict=True):
+        assert torch.equal(prompts.step(native, {s: span}, SPEC)[0], out)
+
+
+@DTYPES
+def test_the_number_of_threads_changes_no_bit(
+    native: NativeBackend, tier: str, dtype: torch.dtype
+) -> None:
+    spans = {0: (0, 600), 1: (0, 90)}
+    hidden, update = (random(33, 576, seed=i, dtype=dtype) for i in range(2))
+    norm = Norm(random(576, seed=2, dtype=dtype), 1e-5)
+    several = NativeBackend(Team(tier, threads=3))
+    found = [
+        (
+            *Prompts([600, 90], dtype).step(each, spans, SPEC),
+            *each.ops.add_rms_norm(update, hidden, norm),
+        )
+        for each in (native, several)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_what_the_kernels_cannot_take_is_refused(native: NativeBackend) -> None:
+    prompts, half = Prompts([20], torch.float16), random(4, 8, seed=0, dtype=torch.float16)
+    with pytest.raises(TypeError, match="float16"):
+        prompts.step(native, {0: (0, 20)}, SPEC)
+    with pytest.raises(TypeError, match="float16"):
+        native.ops.rms_norm(half, Norm(torch.ones(8), 1e-5))
+    with pytest.raises(ValueError, match="rows of 8"):
+        native.ops.rms_norm(half.float(), Norm(torch.ones(7), 1e-5))
+    with pytest.raises(TypeError, match="weight"):
+        native.ops.rms_norm(half.float(), Norm(torch.ones(8).bfloat16(), 1e-5))
+    angles = random(20, DIM, seed=1).bfloat16()
+    layout = StepLayout(
+        *(torch.zeros(2, dtype=torch.int32) for _ in range(2)),
+        block_table=torch.zeros(1, 2, dtype=torch.int32),
+        slot_mapping=torch.arange(20),
+        block_size=SIZE,
+    )
+    pools = (torch.zeros(2, SIZE, KV_HEADS, DIM) for _ in range(2))
+    with pytest.raises(TypeError, match="bfloat16"):
+        native.rotate_and_write(
+            random(20, HEADS + 2 * KV_HEADS, DIM, seed=2),
+            Rotation(angles, angles),
+            LayerCache(*pools),
+            native.plan(layout, CPU),
+        )
