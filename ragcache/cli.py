@@ -31,6 +31,7 @@ from ragcache.bench.options import (
     PrefixBench,
     ReportBench,
     RoutingBench,
+    ScalingBench,
     ServeBench,
 )
 from ragcache.config import RouteSettings, ServerSettings, ServeSettings
@@ -107,6 +108,7 @@ class Bench(BaseModel):
     chaos: CliSubCommand[ChaosBench]
     routing: CliSubCommand[RoutingBench]
     compare: CliSubCommand[CompareBench]
+    scaling: CliSubCommand[ScalingBench]
 
     def cli_cmd(self) -> None:
         """Run the chosen benchmark."""

@@ -73,7 +73,7 @@ def _step_times(model: PreTrainedModel, batch: int, context: int, tokens: int) -
         max_batch_tokens=settings.max_batch_tokens,
         max_running=batch,
     )
-    steps = _Steps(batch)
+    steps = Steps(batch)
     engine = Engine(runner, scheduler, steps)
     engine.start()
     sampling = SamplingParams(tokens, temperature=0)
@@ -84,7 +84,7 @@ def _step_times(model: PreTrainedModel, batch: int, context: int, tokens: int) -
     return [after - before for before, after in pairwise(steps.times)]
 
 
-class _Steps:
+class Steps:
     """Where the events of an engine go: `times` are those of steps with a token for everyone."""
 
     def __init__(self, batch: int) -> None:

@@ -135,6 +135,24 @@ class ReportBench(BenchOptions):
     seed: int = Field(0, description="of lengths, prompts and agents")
 
 
+class ScalingBench(BenchOptions):
+    """Time how a token's cost grows with context, batch and new tokens: a table and a plot."""
+
+    module = "scaling.command"
+
+    output: Path = Field(Path("ragcache-scaling.html"), description="file for the page with plots")
+    model: str | None = Field(None, description="hub id, folder or GGUF file; default: embedded")
+    dtype: DtypeName = Field("auto", description="of weights and KV")
+    contexts: list[PositiveInt] = Field(
+        [1024, 4096, 8192], min_length=1, description="tokens that a decode step reads of each"
+    )
+    batches: list[PositiveInt] = Field(
+        [1, 2, 4, 8, 16], min_length=1, description="sequences in a decode step"
+    )
+    prompt: PositiveInt = Field(4096, description="tokens of a prompt, of which more and more new")
+    repeats: PositiveInt = Field(3, description="rounds of each prompt; medians are shown")
+
+
 class ServeBench(BenchOptions):
     """Load a running server with agents that share prompts: hit rate, latency, throughput."""
 

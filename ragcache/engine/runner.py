@@ -46,7 +46,7 @@ class ModelRunner:
         host: HostPool | None = None,
     ) -> None:
         self._model = model
-        self._pool = pool
+        self.pool = pool
         self._backend = backend
         self._graphs = graphs
         self.host = host
@@ -55,7 +55,7 @@ class ModelRunner:
     @property
     def kv_dtype(self) -> torch.dtype:
         """Of the keys and values in the pool."""
-        return self._pool.dtype
+        return self.pool.dtype
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
@@ -64,7 +64,7 @@ class ModelRunner:
             self.host.swap_out(batch.swap_outs)
             self.host.swap_in(batch.swap_ins)
         if batch.copies:
-            self._backend.copy_blocks(self._pool.tensors, batch.copies)
+            self._backend.copy_blocks(self.pool.tensors, batch.copies)
         if self._graphs is not None:
             logits = self._graphs.run(batch)
             if logits is not None:
@@ -84,7 +84,7 @@ class ModelRunner:
         """
         logits = self.run(largest)[:1].float()
         apply_masks(logits, [0], np.full((1, -(-logits.shape[1] // 32)), -1, dtype=np.int32))
-        self._backend.copy_blocks(self._pool.tensors, [(0, 0)])  # swaps take the same kernels
+        self._backend.copy_blocks(self.pool.tensors, [(0, 0)])  # swaps take the same kernels
         if self._graphs is not None:
             self._graphs.record_all(self._forward)
 
@@ -104,7 +104,7 @@ class ModelRunner:
     def _forward(
         self, input_ids: Tensor, position_ids: Tensor, plan: Any, keep: Tensor | int
     ) -> Tensor:
-        with forward_context(_Step(self._pool, self._backend, plan)):
+        with forward_context(_Step(self.pool, self._backend, plan)):
             output = self._model(
                 input_ids=input_ids,
                 position_ids=position_ids,

@@ -1,9 +1,12 @@
 """A chat server without a model: words are tokens, answers are made up, the cache is ideal."""
 
 import asyncio
+import html.parser
 import json
+import re
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from xml.etree import ElementTree
 
 import pytest
 from aiohttp import web
@@ -104,3 +107,41 @@ async def running_fake():
     async with TestServer(server.app()) as running:
         server.url = str(running.make_url("/v1"))
         yield server
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and what it refers to."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.addresses, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in {"src", "href", "action"}]
+        if tag not in {"meta"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def check_page():
+    """Check that a page is whole, that its plots are XML, and that it loads nothing."""
+
+    def check(text):
+        parsed = Page()
+        parsed.feed(text)
+        assert parsed.open == []
+        assert parsed.addresses == []
+        assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+        assert not re.search(r"https?://|url\(|@import|@font-face", text)
+        assert "prefers-color-scheme: dark" in text
+        for plot in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+            ElementTree.fromstring(plot)
+
+    return check

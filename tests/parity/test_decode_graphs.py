@@ -96,7 +96,7 @@ def test_the_largest_size_is_just_enough(largest, sizes):
 
 def test_the_largest_step_reads_the_longest_context_and_writes_nothing(llama):
     engine = llama.engine()
-    pool = engine._runner._pool
+    pool = engine._runner.pool
     for tensor in pool.tensors:
         tensor[0].zero_()
     batch = largest_step(max_batch_tokens=24, max_running=4, max_kv_len=100, block_size=4)

@@ -41,7 +41,7 @@ def packing(rows: Rows) -> tuple[str, Table]:
             )
             for row in ways
         ]
-        plots += _titled(f"{lengths}: share of all slots", bars, drawn, 1.0)
+        plots += titled(f"{lengths}: share of all slots", bars, drawn, 1.0)
     names = [name for _, name in PARTS.values()]
     return plots, Table(
         ["requests", "memory", "wasted", *names],
@@ -66,7 +66,7 @@ def concurrency(rows: Rows) -> tuple[str, Table]:
             )
             for row in some
         ]
-        plots += _titled(f"{lengths}: running requests", bars, drawn, most)
+        plots += titled(f"{lengths}: running requests", bars, drawn, most)
     return plots, Table(
         ["requests", "memory", "running"],
         [[row["lengths"], row["way"], f"{row['running']:.1f}"] for row in rows],
@@ -81,7 +81,7 @@ def sharing(rows: Rows) -> tuple[str, Table]:
     ]
     positions = [f"{row['requests']}" for row in rows]
     axis = "requests at once"
-    plot = _titled("MiB of KV a request", lines, positions, axis, series, "{:.0f}".format)
+    plot = titled("MiB of KV a request", lines, positions, axis, series, "{:.0f}".format)
     return plot, Table(
         ["requests", "shared, MiB each", "not shared, MiB each", "saved"],
         [
@@ -136,7 +136,7 @@ def block_sizes(rows: Rows, ideal: float) -> tuple[str, Table]:
         "look up, ms",
         "attention, ms",
     ]
-    return _pair(*plots), Table(
+    return pair(*plots), Table(
         head,
         [
             [
@@ -164,7 +164,7 @@ def speed(results: dict[str, Any]) -> tuple[str, Table]:
         ]
 
     axis = "tokens of the shared prefix"
-    plots = _pair(
+    plots = pair(
         _small(
             "time to first token, median",
             prefixes,
@@ -209,11 +209,13 @@ def _small(
     return f"<div><h3>{escape(title)}</h3>{plot}</div>"
 
 
-def _titled(title: str, draw: Callable[..., str], *arguments: Any) -> str:
+def titled(title: str, draw: Callable[..., str], *arguments: Any) -> str:
+    """A plot below its title."""
     return f"<h3>{escape(title)}</h3>{draw(title, *arguments)}"
 
 
-def _pair(*plots: str) -> str:
+def pair(*plots: str) -> str:
+    """Plots side by side, where there is room."""
     return f'<div class="pair">{"".join(plots)}</div>'
 
 

@@ -68,16 +68,21 @@ def lines(
     form: Format,
     *,
     width: int = WIDTH,
+    places: Sequence[float] | None = None,
 ) -> str:
-    """Lines from 0 up, over equally spaced positions; the last point of each has its value."""
+    """Lines from 0 up; the last point of each has its value, and it may end early.
+
+    Positions lie at rising `places`, or are equally spaced.
+    """
     top = _round_up(max(max(line.values) for line in series))
     names = [f"{line.name} {form(line.values[-1])}".strip() for line in series]
     right = width - 20 - LETTER * max(map(len, names))
     bottom = LINES_HEIGHT - BOTTOM
-    step = (right - LEFT) / max(len(positions) - 1, 1)
+    places = places or range(len(positions))
+    scale = (right - LEFT) / max(places[-1] - places[0], 1)
 
     def x(i: int) -> float:
-        return LEFT + i * step
+        return LEFT + (places[i] - places[0]) * scale
 
     def y(value: float) -> float:
         return bottom - (bottom - TOP) * value / top
@@ -91,7 +96,7 @@ def lines(
         points = [(x(i), y(value)) for i, value in enumerate(line.values)]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f'<polyline class="line {line.kind}" points="{path}"/>')
-        for (px, py), value, position in zip(points, line.values, positions, strict=True):
+        for (px, py), value, position in zip(points, line.values, positions, strict=False):
             parts.append(
                 f'<circle class="{line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="4">'
                 f"<title>{escape(f'{line.name}, {position}: {form(value)}')}</title></circle>"

@@ -1,0 +1,1 @@
+"""`ragcache bench scaling`: how the cost of a token grows with context, batch and new tokens."""
