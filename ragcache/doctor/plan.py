@@ -11,7 +11,7 @@ from ragcache.config import ServeSettings
 from ragcache.doctor.model import FoundModel, locate, read_config, without_weights
 from ragcache.engine.assembly import max_model_len
 from ragcache.engine.machine import free_memory
-from ragcache.engine.model import KV_DTYPES, check_kv_dtype, choose_device, choose_dtype
+from ragcache.engine.model import check_kv_dtype, choose_device, choose_dtype, choose_kv_dtype
 from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.pool import FREE_MEMORY_SHARE, KVPool, LayerShape, pool_blocks
 from ragcache.engine.support import prepare_model
@@ -52,7 +52,7 @@ def make_plan(settings: ServeSettings) -> Plan:
     layers = prepare_model(model)
     backend, others = _backends(device, dtype, layers)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
     return Plan(
         model=found,
         device=device.type,
