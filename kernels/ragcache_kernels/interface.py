@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ragcache_kernels.layer_ops import LayerOps, Rotation
+from ragcache_kernels.layer_ops import LayerOps, Linear, Norm, Rotation
 from ragcache_kernels.quantise import as_integers
 from ragcache_kernels.torch_layer_ops import rotate
 
@@ -64,6 +64,36 @@ class LayerCache:
         return [tensor for tensor in every if tensor is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """A decoder layer: norm and attention, norm and gated MLP, each added to what it got.
+
+    With `update_norms` (Gemma 2) both updates are normalised before they are added.
+    """
+
+    input_norm: Norm
+    qkv: Linear  # to Hq + 2·Hkv heads of D elements
+    heads: int  # Hq
+    kv_heads: int
+    rotates: bool
+    head_norms: tuple[Norm, Norm] | None  # of queries and keys
+    spec: AttentionSpec
+    out: Linear
+    mlp_norm: Norm
+    gated: Callable[[Tensor], Tensor]  # activation(gate) · up
+    down: Linear
+    update_norms: tuple[Norm, Norm] | None
+
+
+class WholeLayer(Protocol):
+    """A decoder layer as one call."""
+
+    def __call__(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, plan: Any
+    ) -> Tensor:
+        """hidden `[T, H]` to `[T, H]`; cos and sin `[T, R]`. Writes the tokens' KV to the cache."""
+
+
 class FixedPlan(Protocol):
     """A plan whose tensors stay where they are, so that launches that read it can be recorded."""
 
@@ -106,6 +136,10 @@ class AttentionBackend(ABC, Generic[PlanT]):
     @abstractmethod
     def attend(self, query: Tensor, cache: LayerCache, plan: PlanT, spec: AttentionSpec) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
+
+    def whole_layer(self, parts: LayerParts) -> WholeLayer | None:
+        """The layer as one call, where there is one that gains by it; else None."""
+        return None
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block src to block dst in every cache; all sources are read before any write."""

@@ -21,7 +21,7 @@ def reference_attention(
         tokens = slice(*layout.cu_q[s : s + 2].tolist())
         key = _read(cache.key, cache.key_scale, slots)
         value = _read(cache.value, cache.value_scale, slots)
-        out[tokens] = _attend_sequence(query[tokens].double(), key, value, spec)
+        out[tokens] = attend_sequence(query[tokens].double(), key, value, spec)
     return out
 
 
@@ -31,8 +31,11 @@ def _read(cache: Tensor, scale: Tensor | None, slots: Tensor) -> Tensor:
     return rows if scale is None else rows * scale.flatten(0, 1)[slots].unsqueeze(-1)
 
 
-def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """The last queries `[T, Hq, D]` of a sequence over all its keys and values `[L, Hkv, …]`."""
+def attend_sequence(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+    """The last queries `[T, Hq, D]` of a sequence over all its keys and values `[L, Hkv, …]`.
+
+    In the dtype of its arguments.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     logits = torch.einsum("thd,lhd->htl", query, key) * spec.scale
@@ -42,7 +45,7 @@ def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, spec: AttentionS
     seen = (behind >= 0) & (behind < (spec.window or len(key)))
     logits = logits.masked_fill(~seen, -torch.inf)
     if spec.sinks is not None:
-        sinks = spec.sinks.double()[:, None, None].expand(-1, len(query), 1)
+        sinks = spec.sinks.to(logits.dtype)[:, None, None].expand(-1, len(query), 1)
         logits = torch.cat([logits, sinks], dim=2)
     weights = logits.softmax(dim=2)[:, :, : len(key)]
     return torch.einsum("htl,lhd->thd", weights, value)

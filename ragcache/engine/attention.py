@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.interface import AttentionSpec, WholeLayer
 from ragcache_kernels.layer_ops import LayerOps, Rotation
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -49,6 +49,17 @@ class PackedCall:
     spec: AttentionSpec
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """The call of a decoder layer that is one call of the kernels; `hidden` is `[T, H]`."""
+
+    module: nn.Module  # its attention
+    layer: WholeLayer
+    hidden: Tensor
+    cos: Tensor  # [T, R]
+    sin: Tensor
+
+
 class ForwardContext(ABC):
     """What one forward pass does in each attention layer."""
 
@@ -65,6 +76,10 @@ class LayerContext(ForwardContext):
     @abstractmethod
     def attend_packed(self, call: PackedCall) -> Tensor:
         """The layer's attention, `[T, Hq, D]`, of queries and keys that are not rotated yet."""
+
+    @abstractmethod
+    def run_layer(self, call: LayerCall) -> Tensor:
+        """The hidden state behind the layer, `[T, H]`."""
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("ragcache_forward", default=None)

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from ragcache_kernels.interface import AttentionSpec
+from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerParts
 from ragcache_kernels.layer_ops import Activation, LayerOps, Linear, Norm, Rotation
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, current_context
+from ragcache.engine.attention import (
+    AttentionCall,
+    LayerCall,
+    LayerContext,
+    PackedCall,
+    current_context,
+)
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
     type(ACT2FN["silu"]): "silu",
@@ -43,7 +49,8 @@ class FastNorm:
 class FastLayer:
     """A decoder layer, as the forward pass of its module; `spec` is what its attention asks for."""
 
-    def __init__(self, layer: Any, spec: AttentionSpec, ops: LayerOps) -> None:
+    def __init__(self, layer: Any, spec: AttentionSpec, backend: AttentionBackend[Any]) -> None:
+        ops = backend.ops
         self._plain = layer.forward
         self._attention = _Attention(layer.self_attn, spec, ops)
         self._mlp = _MLP(layer.mlp, ops)
@@ -57,6 +64,7 @@ class FastLayer:
             )
         else:
             self._mlp_norm = norm_of(layer.post_attention_layernorm)
+        self._whole = backend.whole_layer(self._parts())
 
     def forward(
         self,
@@ -72,6 +80,10 @@ class FastLayer:
                 hidden_states, position_embeddings=position_embeddings, **options
             )
         ops, hidden = context.ops, hidden_states[0]
+        if self._whole is not None:
+            cos, sin = position_embeddings
+            module = self._attention.module
+            return context.run_layer(LayerCall(module, self._whole, hidden, cos[0], sin[0]))[None]
         normed = ops.rms_norm(hidden, self._input_norm)
         update = self._attention(normed, position_embeddings, context)
         if self._update_norms is None:
@@ -83,38 +95,55 @@ class FastLayer:
         update = ops.rms_norm(self._mlp(normed), after_mlp)
         return hidden.add_(update)[None]
 
+    def _parts(self) -> LayerParts:
+        attention, mlp = self._attention, self._mlp
+        return LayerParts(
+            input_norm=self._input_norm,
+            qkv=attention.qkv,
+            heads=attention.heads[0],
+            kv_heads=attention.heads[-1],
+            rotates=attention.rotates,
+            head_norms=attention.norms,
+            spec=attention.spec,
+            out=attention.out,
+            mlp_norm=self._mlp_norm,
+            gated=mlp.gated,
+            down=mlp.down,
+            update_norms=self._update_norms,
+        )
+
 
 class _Attention:
     """Queries, keys and values from one product."""
 
     def __init__(self, attention: Any, spec: AttentionSpec, ops: LayerOps) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self._qkv = ops.linear(*fuse(projections))
-        self._out = linear_of(attention.o_proj, ops)
-        self._heads = [linear.out_features // attention.head_dim for linear in projections]
-        self._module = attention
-        self._spec = spec
-        self._rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without
-        self._norms: tuple[Norm, Norm] | tuple[None, None] = (None, None)
+        self.qkv = ops.linear(*fuse(projections))
+        self.out = linear_of(attention.o_proj, ops)
+        self.heads = [linear.out_features // attention.head_dim for linear in projections]
+        self.module = attention
+        self.spec = spec
+        self.rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without
+        self.norms: tuple[Norm, Norm] | None = None
         if hasattr(attention, "q_norm"):
-            self._norms = norm_of(attention.q_norm), norm_of(attention.k_norm)
+            self.norms = norm_of(attention.q_norm), norm_of(attention.k_norm)
 
     def __call__(
         self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], context: LayerContext
     ) -> Tensor:
-        qkv = self._qkv(normed).view(len(normed), sum(self._heads), -1)
-        if self._rotates:
+        qkv = self.qkv(normed).view(len(normed), sum(self.heads), -1)
+        if self.rotates:
             cos, sin = position_embeddings
-            rotation = Rotation(cos[0], sin[0], *self._norms)
+            rotation = Rotation(cos[0], sin[0], *(self.norms or ()))
             out = context.attend_packed(
-                PackedCall(self._module, qkv, self._heads[-1], rotation, self._spec)
+                PackedCall(self.module, qkv, self.heads[-1], rotation, self.spec)
             )
         else:
-            query, key, value = torch.split(qkv, self._heads, dim=1)
+            query, key, value = torch.split(qkv, self.heads, dim=1)
             out = context.attend(
-                AttentionCall(self._module, query, key, value, self._spec, options={})
+                AttentionCall(self.module, query, key, value, self.spec, options={})
             )
-        return self._out(out.flatten(1))
+        return self.out(out.flatten(1))
 
 
 class _MLP:
@@ -122,15 +151,15 @@ class _MLP:
 
     def __init__(self, mlp: Any, ops: LayerOps) -> None:
         weight, _ = fuse([mlp.gate_proj, mlp.up_proj])
-        self._gated = ops.gated_linear(weight, ACTIVATIONS[type(mlp.act_fn)])
-        self._down = linear_of(mlp.down_proj, ops)
+        self.gated = ops.gated_linear(weight, ACTIVATIONS[type(mlp.act_fn)])
+        self.down = linear_of(mlp.down_proj, ops)
 
     def __call__(self, normed: Tensor) -> Tensor:
-        return self._down(self._gated(normed))
+        return self.down(self.gated(normed))
 
     def add_to(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """Add the update to `hidden`, in the product that gives it."""
-        return self._down.add_to(hidden, self._gated(normed))
+        return self.down.add_to(hidden, self.gated(normed))
 
 
 class FastHead:

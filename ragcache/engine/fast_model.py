@@ -14,11 +14,17 @@ from typing import Any
 
 import torch
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.reference import attend_sequence
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
+from ragcache.engine.attention import (
+    AttentionCall,
+    LayerCall,
+    LayerContext,
+    PackedCall,
+    forward_context,
+)
 from ragcache.engine.fast_layers import ACTIVATIONS, FastHead, FastLayer, FastNorm, free_weights
 
 log = logging.getLogger(__name__)
@@ -108,7 +114,8 @@ def _can_be_one(linears: list[nn.Linear]) -> bool:
 class _Trial(LayerContext):
     """A forward pass over a few tokens with plain modules: what each got and gave, to compare.
 
-    Fused modules are tried with the kernels that will run them, but for the attention itself.
+    Fused modules are tried with the kernels that will run them; where those do not do whole layers,
+    but for the attention itself.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class _Trial(LayerContext):
         self._backend = backend
         self._plan = backend.plan(_LAYOUT, model.device)
         self.specs: dict[nn.Module, AttentionSpec] = {}
+        self._shapes: dict[nn.Module, torch.Size] = {}  # of a token's keys
         self._calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Tensor]] = {}
         hooks = [each.register_forward_hook(self._record, with_kwargs=True) for each in modules]
         tokens = torch.arange(TRIAL_TOKENS, device=model.device)[None]
@@ -133,17 +141,21 @@ class _Trial(LayerContext):
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.specs[call.module] = call.spec
+        self._shapes[call.module] = call.key.shape[1:]
         return _attend(call.query, call.key, call.value, call.spec)
 
+    def run_layer(self, call: LayerCall) -> Tensor:
+        cache = _cache(call.hidden, *self._shapes[call.module])
+        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan)
+
     def attend_packed(self, call: PackedCall) -> Tensor:
-        dim = call.qkv.shape[2]
-        cache = LayerCache(*call.qkv.new_empty(2, 1, TRIAL_TOKENS, call.kv_heads, dim))
+        cache = _cache(call.qkv, call.kv_heads, call.qkv.shape[2])
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
         return _attend(query, cache.key[0], cache.value[0], call.spec)
 
     def fast_layer(self, layer: Any) -> FastLayer:
         """A layer like the plain one; raises whatever comes of parts that are not as expected."""
-        return FastLayer(layer, self.specs[layer.self_attn], self.ops)
+        return FastLayer(layer, self.specs[layer.self_attn], self._backend)
 
     def fast_head(self, head: nn.Linear) -> FastHead:
         """A head like the plain one."""
@@ -190,8 +202,10 @@ class _Trial(LayerContext):
         return bool(error <= tolerance * update + epsilon * output.float().norm())
 
 
+def _cache(like: Tensor, kv_heads: int, dim: int) -> LayerCache:
+    return LayerCache(*like.new_empty(2, 1, TRIAL_TOKENS, kv_heads, dim))
+
+
 def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Causal attention without what `spec` has beside the scale, since both sides share it."""
-    q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    q, k, v = (each.float() for each in (query, key, value))
+    return attend_sequence(q, k, v, spec).to(query.dtype)

@@ -11,7 +11,13 @@ from ragcache_kernels.interface import AttentionBackend, LayerCache, StepLayout
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ragcache.engine.attention import AttentionCall, LayerContext, PackedCall, forward_context
+from ragcache.engine.attention import (
+    AttentionCall,
+    LayerCall,
+    LayerContext,
+    PackedCall,
+    forward_context,
+)
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.graphs import DecodeGraphs
 from ragcache.engine.host_pool import HostPool
@@ -142,6 +148,10 @@ class _Step(LayerContext):
         cache = self._cache(call.module)
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
         return self._backend.attend(query, cache, self._plan, call.spec)
+
+    def run_layer(self, call: LayerCall) -> Tensor:
+        cache = self._cache(call.module)
+        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan)
 
     def _cache(self, attention: nn.Module) -> LayerCache:
         return self._pool.layers[attention.layer_idx]  # type: ignore[index]

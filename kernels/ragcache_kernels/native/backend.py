@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from ragcache_kernels.growth import TilePlanner
-from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
+from ragcache_kernels.interface import (
+    AttentionBackend,
+    AttentionSpec,
+    LayerCache,
+    LayerParts,
+    StepLayout,
+)
 from ragcache_kernels.layer_ops import Rotation
 from ragcache_kernels.native import structs
-from ragcache_kernels.native.layer_ops import NativeLayerOps, weight_dtype
+from ragcache_kernels.native.attention import AttentionCalls, Logits
+from ragcache_kernels.native.layer import NativeLayer
+from ragcache_kernels.native.layer_ops import NativeLayerOps
 from ragcache_kernels.native.library import Team
+from ragcache_kernels.native.linear import PackedLinear
 from ragcache_kernels.native.plan import NativePlan
-from ragcache_kernels.native.structs import Pool, activation, dense, pointer
-from ragcache_kernels.tiles import NARROW_SPLIT
-from ragcache_kernels.torch_gather import Scratch
-
-_ROWS = 60  # of a tile: what is converted is used often, and stays in the second cache
-_LOG2E = 1 / math.log(2)
-_CPU = torch.device("cpu")
+from ragcache_kernels.native.structs import Pool, activation, dense, weight_dtype
 
 
 class NativeBackend(AttentionBackend[NativePlan]):
@@ -36,7 +37,7 @@ class NativeBackend(AttentionBackend[NativePlan]):
         self._team = team or Team()
         self.ops = NativeLayerOps(self._team)
         self._planner = TilePlanner(wide_parts=1)
-        self._scratch = Scratch()
+        self._calls = AttentionCalls(self._team)
 
     def plan(self, layout: StepLayout, device: torch.device) -> NativePlan:
         """Do the step's host work once; all layers share the result."""
@@ -94,7 +95,7 @@ class NativeBackend(AttentionBackend[NativePlan]):
         if rotation.query_norm is not None and rotation.key_norm is not None:
             call.query_weight = rotation.query_norm.weight.data_ptr()
             call.key_weight = rotation.key_norm.weight.data_ptr()
-            call.weight_dtype = weight_dtype(rotation.query_norm, qkv, dim)
+            call.weight_dtype = weight_dtype(rotation.query_norm, qkv.dtype, dim)
             call.query_eps, call.key_eps = rotation.query_norm.eps, rotation.key_norm.eps
         self._team.library.run_rotate_and_write(self._team.handle, call)
         return query
@@ -104,46 +105,19 @@ class NativeBackend(AttentionBackend[NativePlan]):
     ) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
         query = dense(query)
-        tokens, heads, _ = query.shape
-        kv_heads, value_dim = cache.value.shape[2:]
-        queries = max(1, _ROWS * kv_heads // heads)
-        work = plan.work(spec.window, queries)
-        out = torch.empty(tokens, heads, value_dim, dtype=query.dtype)
-        sinks = None if spec.sinks is None else spec.sinks.float() * _LOG2E
-        partials = work.num_partials * heads
-        sums = self._scratch.take("sums", (partials, value_dim), torch.float32, _CPU)
-        tops, totals = self._scratch.take("weights", (2, partials), torch.float32, _CPU)
-        call = structs.Attention(
-            query=query.data_ptr(),
-            out=out.data_ptr(),
-            key=Pool.of(cache.key, cache.key_scale),
-            value=Pool.of(cache.value, cache.value_scale),
-            table=plan.table.data_ptr(),
-            tiles=work.tiles.ctypes.data,
-            tile_tokens=work.tokens.ctypes.data,
-            positions=work.positions.ctypes.data,
-            ends=work.ends.ctypes.data,
-            order=work.order.ctypes.data,
-            sinks=pointer(sinks),
-            sums=sums.data_ptr(),
-            tops=tops.data_ptr(),
-            totals=totals.data_ptr(),
-            query_token=query.stride(0),
-            query_head=query.stride(1),
-            table_row=plan.table.stride(0),
-            tokens=tokens,
-            num_tiles=len(work.tiles),
-            heads=heads,
-            kv_heads=kv_heads,
-            block_size=plan.block_size,
-            most_queries=work.most_queries,
-            split=NARROW_SPLIT,
-            window=spec.window or 0,
-            dtype=activation(query),
-            scale=spec.scale * _LOG2E,
-            softcap=(spec.softcap or 0.0) * _LOG2E,
-        )
-        size = self._team.library.attention_scratch(call) * self._team.threads
-        call.scratch = self._scratch.take("work", (size,), torch.float32, _CPU).data_ptr()
+        heads = query.shape[1]
+        out = torch.empty(len(query), heads, cache.value.shape[3], dtype=query.dtype)
+        call = self._calls.build(heads, cache, plan, spec.window, query.dtype)
+        logits = Logits(spec)
+        logits.put_into(call)
+        call.query, call.out = query.data_ptr(), out.data_ptr()
+        call.query_token, call.query_head = query.stride()[:2]
         self._team.library.run_attention(self._team.handle, call)
         return out
+
+    def whole_layer(self, parts: LayerParts) -> NativeLayer | None:
+        """The layer as one call, if all its products are packed."""
+        products = (parts.qkv, parts.out, parts.gated, parts.down)
+        if not all(isinstance(each, PackedLinear) for each in products):
+            return None
+        return NativeLayer(self._team, self._calls, parts)

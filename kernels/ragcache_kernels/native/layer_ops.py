@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragcache_kernels.layer_ops import Norm
+from ragcache_kernels.layer_ops import Activation, Norm
 from ragcache_kernels.native import structs
 from ragcache_kernels.native.library import Team
-from ragcache_kernels.native.structs import activation, dense, pointer
+from ragcache_kernels.native.linear import PackedLinear
+from ragcache_kernels.native.structs import activation, dense, pointer, weight_dtype
 from ragcache_kernels.torch_layer_ops import TorchLayerOps
 
 
 class NativeLayerOps(TorchLayerOps):
-    """Norms in one pass over memory; the products of matrices are torch's."""
+    """Norms in one pass over memory, products by packed copies of the weights."""
+
+    copies_weights = True
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -46,18 +49,16 @@ class NativeLayerOps(TorchLayerOps):
             rows=rows,
             size=size,
             dtype=activation(hidden),
-            weight_dtype=weight_dtype(norm, hidden, size),
+            weight_dtype=weight_dtype(norm, hidden.dtype, size),
             eps=norm.eps,
         )
         self._team.library.run_rms_norm(self._team.handle, call)
         return out
 
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Products by a weight that is given once."""
+        return PackedLinear(self._team, weight, bias)
 
-def weight_dtype(norm: Norm, rows: Tensor, size: int) -> int:
-    """The number of the dtype of a norm's weight, once it is known to fit the rows."""
-    weight = norm.weight
-    if weight.shape != (size,) or not weight.is_contiguous():
-        raise ValueError(f"a weight of {tuple(weight.shape)} for rows of {size}")
-    if weight.dtype is not torch.float32 and weight.dtype is not rows.dtype:
-        raise TypeError(f"a weight in {weight.dtype} for rows in {rows.dtype}")
-    return activation(weight)
+    def gated_linear(self, weight: Tensor, activation: Activation) -> PackedLinear:
+        """What `gated` gives, for a weight that is given once."""
+        return PackedLinear(self._team, weight, activation=activation)

@@ -70,7 +70,7 @@ class PackedLinear:
         if weight.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(f"weights in {weight.dtype} cannot be packed")
         self._team = team
-        self._epilogue = STORE if activation is None else EPILOGUES[activation]
+        self.epilogue = STORE if activation is None else EPILOGUES[activation]
         self.dtype = weight.dtype  # of rows and results
         self.size_in = weight.shape[1]
         self.size_out = len(weight) // (2 if activation else 1)
@@ -98,7 +98,7 @@ class PackedLinear:
     def __call__(self, rows: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`, both in `dtype`; raises ValueError for other rows."""
         output = rows.new_empty(len(rows), self.size_out)
-        self._run(rows, output, self._epilogue)
+        self._run(rows, output, self.epilogue)
         return output
 
     def add_to(self, total: Tensor, rows: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class PackedLinear:
 
         Raises ValueError as calling does, and where an activation would be lost.
         """
-        if self._epilogue != STORE or total.shape != (len(rows), self.size_out):
+        if self.epilogue != STORE or total.shape != (len(rows), self.size_out):
             raise ValueError(f"nothing to add to {list(total.shape)}")
         self._run(rows, total, ADD)
         return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class NativePlan:
         self._layout = layout
         self._planner = planner
         self._work: dict[tuple[int | None, int], Work] = {}
+        self.steps: dict[Any, tuple[Any, object]] = {}  # see `NativeLayer`
 
     def work(self, window: int | None, queries: int) -> Work:
         """The tiles of at most `queries` queries for layers with this window."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragcache_kernels import layer_ops
+
 # `enum dtype`
 ACTIVATIONS = {torch.float32: 0, torch.bfloat16: 1}
 DTYPES = {**ACTIVATIONS, torch.int8: 2, torch.float8_e4m3fn: 3}
@@ -175,3 +177,13 @@ def activation(tensor: Tensor) -> int:
 def dense(tensor: Tensor) -> Tensor:
     """With its last dimension in a row; the others may have any stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def weight_dtype(norm: layer_ops.Norm, dtype: torch.dtype, size: int) -> int:
+    """The number of the dtype of a norm's weight, once it is known to fit the rows."""
+    weight = norm.weight
+    if weight.shape != (size,) or not weight.is_contiguous():
+        raise ValueError(f"a weight of {tuple(weight.shape)} for rows of {size}")
+    if weight.dtype is not torch.float32 and weight.dtype is not dtype:
+        raise TypeError(f"a weight in {weight.dtype} for rows in {dtype}")
+    return ACTIVATIONS[weight.dtype]

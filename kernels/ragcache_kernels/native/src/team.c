@@ -18,7 +18,7 @@
 #define RELAX() ((void)0)
 #endif
 
-enum { SPINS = 2000, YIELD_AFTER = 20000 };
+enum { SPINS = 2000, YIELD_AFTER = 1000 };
 
 struct team {
     int size, started; /* threads that there should be and are, the caller among them */

@@ -1,0 +1,182 @@
+"""A whole layer in one call does what its operations do one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from ragcache_kernels import AttentionSpec, LayerCache, StepLayout, get_backend
+from ragcache_kernels.interface import LayerParts
+from ragcache_kernels.layer_ops import Norm, Rotation
+from ragcache_kernels.native.backend import NativeBackend
+from ragcache_kernels.native.library import Team, supported_tiers
+from torch import Tensor
+
+HEADS, KV_HEADS, DIM, SIZE, GATED, BLOCK = 6, 2, 20, 72, 100, 4
+QKV = HEADS + 2 * KV_HEADS
+LENGTHS = [(1, 30), (5, 5), (7, 23), (1, 1)]  # query tokens, context after the step
+TOKENS = sum(count for count, _ in LENGTHS)
+
+
+@pytest.fixture(params=supported_tiers(), scope="module")
+def native(request: pytest.FixtureRequest) -> NativeBackend:
+    return NativeBackend(Team(request.param, threads=2))
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
+
+
+def norm(size: int, dtype: torch.dtype, seed: int = 0) -> Norm:
+    return Norm((1 + 0.1 * random(size, seed=seed)).to(dtype), 1e-6)
+
+
+class Layer:
+    """Weights of a layer."""
+
+    def __init__(self, dtype: torch.dtype, spec: AttentionSpec) -> None:
+        self.dtype, self.spec = dtype, spec
+        self.rotates, self.normed_heads, self.normed_updates = True, False, False
+
+    def weight(self, out: int, size: int) -> Tensor:
+        return (random(out, size) / size**0.5).to(self.dtype)
+
+    def parts(self, backend: NativeBackend) -> LayerParts:
+        norms = [norm(SIZE, self.dtype, seed) for seed in range(4)]
+        heads = norm(DIM, torch.float32, 5), norm(DIM, torch.float32, 6)
+        bias = random(QKV * DIM).to(self.dtype)
+        return LayerParts(
+            input_norm=norms[0],
+            qkv=backend.ops.linear(self.weight(QKV * DIM, SIZE), bias),
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            rotates=self.rotates,
+            head_norms=heads if self.normed_heads else None,
+            spec=self.spec,
+            out=backend.ops.linear(self.weight(SIZE, HEADS * DIM)),
+            mlp_norm=norms[1],
+            gated=backend.ops.gated_linear(self.weight(2 * GATED, SIZE), "silu"),
+            down=backend.ops.linear(self.weight(SIZE, GATED)),
+            update_norms=(norms[2], norms[3]) if self.normed_updates else None,
+        )
+
+
+def step_layout() -> StepLayout:
+    blocks = [-(-length // BLOCK) for _, length in LENGTHS]
+    tables = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)).split(blocks)
+    table = torch.zeros(len(LENGTHS), max(blocks), dtype=torch.int32)
+    slots = []
+    for row, own, (count, length) in zip(table, tables, LENGTHS, strict=True):
+        row[: len(own)] = own
+        positions = torch.arange(length - count, length)
+        slots.append(own[positions // BLOCK] * BLOCK + positions % BLOCK)
+    return StepLayout(
+        cu_q=torch.tensor([0, *(count for count, _ in LENGTHS)]).cumsum(0).int(),
+        kv_len=torch.tensor([length for _, length in LENGTHS], dtype=torch.int32),
+        block_table=table,
+        slot_mapping=torch.cat(slots),
+        block_size=BLOCK,
+    )
+
+
+def pool(dtype: torch.dtype, storage: torch.dtype | None) -> LayerCache:
+    shape = (20, BLOCK, KV_HEADS)
+    if storage is None:
+        return LayerCache(*(random(*shape, DIM, seed=s).to(dtype) for s in range(2)))
+    rows = (random(*shape, DIM, seed=s).mul(40).to(storage) for s in range(2))
+    return LayerCache(*rows, *(random(*shape, seed=s).abs() / 40 for s in range(2)))
+
+
+def one_by_one(layer: LayerParts, backend, hidden, cos, sin, cache, plan) -> Tensor:
+    ops = backend.ops
+    qkv = layer.qkv(ops.rms_norm(hidden, layer.input_norm)).view(len(hidden), QKV, DIM)
+    if layer.rotates:
+        rotation = Rotation(cos, sin, *(layer.head_norms or ()))
+        query = backend.rotate_and_write(qkv, rotation, cache, plan)
+    else:
+        query, key, value = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+        backend.write_kv(key, value, cache, plan)
+    update = layer.out(backend.attend(query, cache, plan, layer.spec).flatten(1))
+    if layer.update_norms is None:
+        hidden, normed = ops.add_rms_norm(update, hidden, layer.mlp_norm)
+        return layer.down.add_to(hidden, layer.gated(normed))
+    attention_norm, update_norm = layer.update_norms
+    update = ops.rms_norm(update, attention_norm)
+    hidden, normed = ops.add_rms_norm(update, hidden, layer.mlp_norm)
+    return hidden + ops.rms_norm(layer.down(layer.gated(normed)), update_norm)
+
+
+PLAIN = AttentionSpec(scale=DIM**-0.5)
+KINDS = {
+    "plain": {},
+    "not rotated": {"rotates": False},
+    "head norms": {"normed_heads": True},
+    "update norms": {"normed_updates": True},
+    "window": {"spec": replace(PLAIN, window=9)},
+    "softcap": {"spec": replace(PLAIN, softcap=5.0)},
+    "sinks": {"spec": replace(PLAIN, sinks=torch.linspace(-1, 2, HEADS))},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_whole_layer_is_what_its_operations_are(native, dtype, storage, kind):
+    layer = Layer(dtype, PLAIN)
+    for name, value in KINDS[kind].items():
+        setattr(layer, name, value)
+    parts = layer.parts(native)
+    whole = native.whole_layer(parts)
+    caches = [pool(dtype, storage) for _ in range(2)]
+    angles = random(TOKENS, 16)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    for step in range(2):  # the second one with what was put together for the first
+        hidden, layout = random(TOKENS, SIZE, seed=step).to(dtype), step_layout()
+        before = hidden.clone()
+        out = whole(hidden, cos, sin, caches[0], native.plan(layout, hidden.device))
+        assert torch.equal(hidden, before)
+        plan = native.plan(layout, hidden.device)
+        expected = one_by_one(parts, native, hidden, cos, sin, caches[1], plan)
+        assert torch.equal(out, expected)
+        for mine, other in zip(*(cache.tensors for cache in caches), strict=True):
+            assert torch.equal(mine, other)
+    assert out.isfinite().all()
+
+
+def test_layers_that_differ_share_a_step(native):
+    layout = step_layout()
+    plan = native.plan(layout, torch.device("cpu"))
+    hidden = random(TOKENS, SIZE)
+    angles = [random(TOKENS, 16, seed=s) for s in range(2)]
+    every = [(k, a) for k in ("plain", "window", "sinks") for a in range(2)]
+    outs, expected = [], []
+    for kind, a in every:
+        parts = Layer(torch.float32, KINDS[kind].get("spec", PLAIN)).parts(native)
+        whole, rotation = native.whole_layer(parts), (angles[a].cos(), angles[a].sin())
+        outs.append(whole(hidden, *rotation, pool(torch.float32, None), plan))
+        expected.append(
+            one_by_one(parts, native, hidden, *rotation, pool(torch.float32, None), plan)
+        )
+    assert all(map(torch.equal, outs, expected))
+    assert not any(torch.equal(a, b) for a, b in pairwise(outs))
+
+
+def test_what_is_no_whole_layer_is_run_operation_by_operation(native):
+    parts = Layer(torch.float32, PLAIN).parts(native)
+    plain = replace(parts, out=get_backend("torch").ops.linear(torch.zeros(SIZE, HEADS * DIM)))
+    assert native.whole_layer(plain) is None
+    assert get_backend("torch").whole_layer(parts) is None
+
+
+def test_hidden_states_of_another_kind_are_refused(native):
+    whole = native.whole_layer(Layer(torch.float32, PLAIN).parts(native))
+    plan = native.plan(step_layout(), torch.device("cpu"))
+    cos = sin = torch.ones(TOKENS, 16)
+    cache = pool(torch.float32, None)
+    for hidden in (random(TOKENS, SIZE).bfloat16(), random(TOKENS, SIZE + 1)):
+        with pytest.raises(TypeError, match="for a layer in"):
+            whole(hidden, cos, sin, cache, plan)
+    with pytest.raises(TypeError, match="cosines"):
+        whole(random(TOKENS, SIZE), cos.bfloat16(), sin, cache, plan)
