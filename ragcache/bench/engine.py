@@ -2,8 +2,9 @@
 
 Both sides run the same weights, batch, dtype and context, in turns, so that whatever else the
 machine does falls on both alike. The plain side is what `generate` does in a step: a forward
-pass with a `DynamicCache` and transformers' own attention. Last comes a decoding batch with a
-grammar on every request against the same batch without.
+pass with a `DynamicCache` and transformers' own attention. Then come a decoding batch with a
+grammar on every request against the same batch without, and a stream beside a long prompt with a
+bound on the time of steps against none.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 from ragcache_kernels import get_backend
+from rich.console import Group
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ragcache.bench import constrained
+from ragcache.bench import constrained, stalls
 from ragcache.bench.chunks import admitted
 from ragcache.bench.options import EngineBench
 from ragcache.engine.attention import NAME
@@ -62,6 +64,7 @@ class Case:
         return f"{kind} {self.batch} x {self.query} over {self.context}"
 
 
+STALLS = 2  # rounds, of some tens of seconds on a CPU
 BATCH = Case(8, 1400, 1)
 CASES = (Case(1, 1400, 1), BATCH, Case(1, 0, 512), Case(1, 1024, 512))
 
@@ -84,6 +87,7 @@ def run(options: EngineBench) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cases": cases,
         "grammar_throughput_ratio": grammar,
+        "stalls": sides.measure_stalls(options.max_step_time, STALLS),
     }
 
 
@@ -100,8 +104,8 @@ def _json_grammar(model: PreTrainedModel, location: str) -> Grammar:
     return grammar
 
 
-def render(results: dict[str, Any]) -> Table:
-    """Lay the results of `run` out as a table."""
+def render(results: dict[str, Any]) -> Group:
+    """Lay the results of `run` out as tables."""
     table = Table(title=f"{results['dtype']}, {results['threads']} threads, milliseconds a step")
     for column in ("step", "ragcache", "transformers", "ratio"):
         table.add_column(column, justify="left" if column == "step" else "right")
@@ -110,7 +114,7 @@ def render(results: dict[str, Any]) -> Table:
         table.add_row(name, ours, plain, f"{case['ratio']:.2f}")
     ratio = results["grammar_throughput_ratio"]
     table.caption = f"{BATCH.name}: throughput with a grammar on each ÷ without: {ratio:.2f}"
-    return table
+    return Group(table, stalls.render(results["stalls"]))
 
 
 class _Sides:
@@ -138,6 +142,11 @@ class _Sides:
         forward, sequences = self._paged(BATCH)
         return constrained.throughput(grammar, forward, sequences, repeats)
 
+    def measure_stalls(self, max_step_time: float, repeats: int) -> dict[str, Any]:
+        """See `stalls.measure`."""
+        self._model.set_attn_implementation(NAME)
+        return stalls.measure(self._runner(stalls.NUM_BLOCKS), max_step_time, repeats)
+
     def _paged_step(self, case: Case) -> Callable[[], float]:
         forward, _ = self._paged(case)
 
@@ -153,15 +162,18 @@ class _Sides:
         total = case.context + case.query
         blocks = case.batch * -(-total // BLOCK_SIZE)
         cache = PrefixCache(blocks, BLOCK_SIZE, share=False)
-        model = self._model
-        pool = KVPool(self._layers, blocks, BLOCK_SIZE, model.dtype, model.device)
-        for tensor in pool.tensors:
-            tensor.normal_()
-        runner = ModelRunner(model, pool, get_backend("torch"))
+        runner = self._runner(blocks)
         chunks = admitted(cache, case.batch, case.context, case.query)
         sequences = [chunk.sequence for chunk in chunks]
         batches = BatchBuilder(cache)
         return lambda: runner.run(batches.build(chunks)), sequences
+
+    def _runner(self, blocks: int) -> ModelRunner:
+        model = self._model
+        pool = KVPool(self._layers, blocks, BLOCK_SIZE, model.dtype, model.device)
+        for tensor in pool.tensors:
+            tensor.normal_()
+        return ModelRunner(model, pool, get_backend("torch"))
 
     def _plain_step(self, case: Case) -> Callable[[], float]:
         model = self._model

@@ -82,6 +82,9 @@ class EngineBench(BenchOptions):
     model: str | None = Field(None, description="hub id, folder or GGUF file; default: embedded")
     dtype: DtypeName = Field("auto", description="of weights and KV")
     repeats: PositiveInt = Field(9, description="rounds of each case; medians are shown")
+    max_step_time: PositiveFloat = Field(
+        0.25, description="seconds of a step beside a stream, as in `ragcache serve`"
+    )
 
 
 class KernelsBench(BenchOptions):
