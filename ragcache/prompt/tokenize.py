@@ -6,7 +6,6 @@ import asyncio
 import copy
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from ragcache.prompt.detokenize import Detokenizer
 from ragcache.prompt.encoder import Encoder, Piece
 from ragcache.prompt.layout import ChatTokens, PlainPrompt, RenderedChat, TokenizedPrompt
 from ragcache.prompt.template import ChatTemplate, require_encodable
+from ragcache.prompt.threads import background_threads
 from ragcache.prompt.tool_format import ToolFormat
 from ragcache.prompt.vocabulary import Vocabulary
 from ragcache.types import ChatPrompt
@@ -140,9 +140,9 @@ class TokenizerPool:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, workers: int = 2) -> None:
         self.prompts = PromptTokenizer(tokenizer)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
-        self._places = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-places")
+        self._threads = background_threads(workers, "tokenizer")
+        self._large = background_threads(1, "tokenizer-large")
+        self._places = background_threads(1, "tokenizer-places")
 
     @property
     def tool_format(self) -> ToolFormat:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from ragcache.prefix.explain import History
 from ragcache.prefix.names import namespace_name, owner_name
 from ragcache.prompt.grammar import GrammarCompiler
 from ragcache.prompt.layout import TokenizedPrompt
+from ragcache.prompt.threads import background_threads
 from ragcache.prompt.tokenize import TokenizerPool
 from ragcache.serving.generation import Generation
 from ragcache.serving.places import Capacity, Place
@@ -75,7 +75,7 @@ class Serving:
         self._tokenizer = tokenizer
         self._client = client
         self._grammars = grammars
-        self._compiling = ThreadPoolExecutor(2, "grammar")  # slow schemas hold up only each other
+        self._compiling = background_threads(2, "grammar")  # slow schemas hold up only each other
         self._history = History(client.engine.stats.block_size)
         limits = client.limits
         self._capacity = Capacity(limits.max_requests, limits.max_tenant_requests)
