@@ -29,6 +29,7 @@ from ragcache.bench.options import (
     KernelsBench,
     LangchainBench,
     PrefixBench,
+    QualityBench,
     ReportBench,
     RoutingBench,
     ScalingBench,
@@ -104,6 +105,7 @@ class Bench(BaseModel):
     gateway: CliSubCommand[GatewayBench]
     kernels: CliSubCommand[KernelsBench]
     langchain: CliSubCommand[LangchainBench]
+    quality: CliSubCommand[QualityBench]
     report: CliSubCommand[ReportBench]
     chaos: CliSubCommand[ChaosBench]
     routing: CliSubCommand[RoutingBench]

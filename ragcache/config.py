@@ -36,6 +36,7 @@ ENV_PREFIX = "RAGCACHE_"
 CONFIG_FILE = "RAGCACHE_CONFIG"
 BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizationName = Literal["int8"]
 # Not options of the server: of clients, and the instruction set of the C kernels.
 OTHER_VARIABLES = {CONFIG_FILE, "RAGCACHE_BASE_URL", "RAGCACHE_ISA"}
 
@@ -127,6 +128,11 @@ class ServeSettings(ServerSettings):
         "auto",
         description="of cached keys and values; auto: the model's; on a GPU, fp8 takes sm_89",
     )
+    quantization: QuantizationName | None = Field(
+        None,
+        description="on a CPU, multiply in int8: faster and smaller, and not the same answers; "
+        "`ragcache bench quality` tells what is lost; default: none",
+    )
     tensor_parallel_size: PositiveInt = Field(
         1, description="ranks that share each layer's heads: one GPU each, or processes on a CPU"
     )
@@ -186,6 +192,8 @@ class ServeSettings(ServerSettings):
             raise ValueError("give kv_cache_blocks or kv_cache_memory, not both")
         if self.host_cache_memory is not None and not self.prefix_caching:
             raise ValueError("host_cache_memory needs prefix_caching")
+        if self.quantization is not None and self.tensor_parallel_size > 1:
+            raise ValueError("quantization is for one rank")
         if self.max_running > self.max_batch_tokens:
             raise ValueError("max_running must not exceed max_batch_tokens")
         if self.redis_url and not self.port and not self.advertise_url:

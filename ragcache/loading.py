@@ -17,6 +17,7 @@ from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.model import (
     check_kv_dtype,
+    check_quantization,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
@@ -130,10 +131,11 @@ def load_runner(settings: ServeSettings, meet: Callable[[], None]) -> Loaded:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     check_kv_dtype(settings.kv_cache_dtype, device)
+    check_quantization(settings.quantization, device)
     source = find_model(settings.model)
     model = load_model(source, device, dtype, ranks=settings.tensor_parallel_size)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
-    name = fingerprint(model, kv_dtype)
+    name = fingerprint(model, kv_dtype, settings.quantization)
     meet()
     return Loaded(model, name, *build_runner(model, settings))
 

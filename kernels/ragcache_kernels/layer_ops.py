@@ -71,6 +71,7 @@ class LayerOps(ABC):
     """The steps of a layer, fused where the device gains by it."""
 
     copies_weights = False  # whether `linear` and `gated_linear` leave the weights to be freed
+    tolerance = 0.0  # how far off, relatively, results may be for other reasons than rounding
 
     @abstractmethod
     def rms_norm(self, hidden: Tensor, norm: Norm) -> Tensor:

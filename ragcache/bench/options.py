@@ -21,7 +21,7 @@ from pydantic import (
 )
 from rich.console import Console
 
-from ragcache.config import BaseUrl, DtypeName
+from ragcache.config import BaseUrl, DtypeName, QuantizationName
 from ragcache.errors import RagcacheError
 
 OURS = "ragcache"  # its name in comparisons
@@ -125,6 +125,19 @@ class LangchainBench(BenchOptions):
     calls: PositiveInt = Field(200, description="calls of each kind, one after the other")
     words: PositiveInt = Field(1000, description="words in the prompt that all calls share")
     tokens: PositiveInt = Field(32, description="tokens of a streamed answer")
+
+
+class QualityBench(BenchOptions):
+    """Measure what quantised weights lose: perplexity, other tokens, divergence."""
+
+    module = "quality"
+
+    model: str | None = Field(None, description="hub id, folder or GGUF file; default: embedded")
+    dtype: DtypeName = Field("auto", description="of what is not quantised, and of the control")
+    quantization: QuantizationName = Field("int8", description="as of `serve`")
+    text: Path | None = Field(None, description="file to read; default: made-up prose")
+    tokens: int = Field(512, ge=2, description="of the text, from its beginning on")
+    seed: int = Field(0, description="of the prose")
 
 
 class ReportBench(BenchOptions):

@@ -11,7 +11,13 @@ from ragcache.config import ServeSettings
 from ragcache.doctor.model import FoundModel, locate, read_config, without_weights
 from ragcache.engine.assembly import max_model_len
 from ragcache.engine.machine import free_memory
-from ragcache.engine.model import check_kv_dtype, choose_device, choose_dtype, choose_kv_dtype
+from ragcache.engine.model import (
+    check_kv_dtype,
+    check_quantization,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+)
 from ragcache.engine.parallel import check_devices, check_split
 from ragcache.engine.pool import FREE_MEMORY_SHARE, KVPool, LayerShape, pool_blocks
 from ragcache.engine.support import prepare_model
@@ -43,6 +49,7 @@ def make_plan(settings: ServeSettings) -> Plan:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     check_kv_dtype(settings.kv_cache_dtype, device)
+    check_quantization(settings.quantization, device)
     found = locate(settings.model)
     config = read_config(found)
     if (ranks := settings.tensor_parallel_size) > 1:

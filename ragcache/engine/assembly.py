@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ragcache_kernels import AttentionBackend, best_backend, get_backend
+from ragcache_kernels.native.backend import NativeBackend
 from transformers import PreTrainedModel
 
 from ragcache.config import ServeSettings
@@ -53,7 +54,7 @@ class _Assembly:
         self._kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, model.dtype)
         self._layers = prepare_model(model)
         self._backend = self._choose_backend(self._layers)
-        use_fast_layers(model, self._backend, keep_plain=False)
+        self._use_fast_layers()
         self._max_len = max_model_len(model, settings)
 
     def runner(self) -> tuple[ModelRunner, int]:
@@ -81,7 +82,18 @@ class _Assembly:
         dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
         name = best_backend(self._model.device, self._model.dtype, dims)
         log.info("attention runs on %s", name)
-        return get_backend(name)
+        if self._settings.quantization is None:
+            return get_backend(name)
+        if name != "native":
+            raise ConfigError(f"quantization: the C kernels do it, and attention runs on {name}")
+        return NativeBackend(quantised=True)
+
+    def _use_fast_layers(self) -> None:
+        fused = use_fast_layers(self._model, self._backend, keep_plain=False)
+        if self._settings.quantization is not None and fused < len(self._layers):
+            kind = self._model.config.model_type
+            count = f"{fused} of {len(self._layers)}"
+            raise ConfigError(f"quantization: it takes fused layers; of {kind}, {count} are")
 
     def _pool(self, num_blocks: int) -> KVPool:
         size, device = self._settings.block_size, self._model.device

@@ -35,14 +35,14 @@ class FastNorm:
     """An RMSNorm of Llama's or of Gemma's kind, as the forward pass of its module."""
 
     def __init__(self, module: Any) -> None:
-        self._plain = module.forward
+        self.plain = module.forward
         self._norm = norm_of(module)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`[1, T, H]` to `[1, T, H]`."""
         context = current_context()
         if not isinstance(context, LayerContext):
-            return self._plain(hidden_states)  # type: ignore[no-any-return]
+            return self.plain(hidden_states)  # type: ignore[no-any-return]
         return context.ops.rms_norm(hidden_states[0], self._norm)[None]
 
 
@@ -51,7 +51,7 @@ class FastLayer:
 
     def __init__(self, layer: Any, spec: AttentionSpec, backend: AttentionBackend[Any]) -> None:
         ops = backend.ops
-        self._plain = layer.forward
+        self.plain = layer.forward
         self._attention = _Attention(layer.self_attn, spec, ops)
         self._mlp = _MLP(layer.mlp, ops)
         self._input_norm = norm_of(layer.input_layernorm)
@@ -76,7 +76,7 @@ class FastLayer:
         """`[1, T, H]` to `[1, T, H]`; of the options, the engine's steps need none."""
         context = current_context()
         if not isinstance(context, LayerContext):
-            return self._plain(  # type: ignore[no-any-return]
+            return self.plain(  # type: ignore[no-any-return]
                 hidden_states, position_embeddings=position_embeddings, **options
             )
         ops, hidden = context.ops, hidden_states[0]
@@ -166,13 +166,13 @@ class FastHead:
     """The product that gives logits, as the forward pass of its module."""
 
     def __init__(self, head: nn.Linear, ops: LayerOps) -> None:
-        self._plain = head.forward
+        self.plain = head.forward
         self._linear = linear_of(head, ops)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`[1, T, H]` to `[1, T, V]`."""
         if not isinstance(current_context(), LayerContext):
-            return self._plain(hidden_states)
+            return self.plain(hidden_states)
         return self._linear(hidden_states[0])[None]
 
 
@@ -190,11 +190,20 @@ def linear_of(module: nn.Linear, ops: LayerOps) -> Linear:
     return ops.linear(module.weight.detach(), None if bias is None else bias.detach())
 
 
-def free_weights(module: nn.Module) -> None:
-    """Free the weights of its products; so it no longer runs as transformers wrote it."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
+def free_weights(module: nn.Module, fast: FastLayer | FastHead) -> None:
+    """Free the weights of a module's products; from now on it runs as `fast` only.
+
+    Torch would read whatever memory is there for a weight without values, so calls are refused.
+    """
+    fast.plain = _refuse
+    linears: list[Any] = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    for linear in linears:
+        linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
+        linear.forward = fast.forward if linear is module else _refuse
+
+
+def _refuse(*args: object, **options: object) -> Any:
+    raise RuntimeError("the weights of this layer were freed: it runs in the engine's steps only")
 
 
 def fuse(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -179,8 +179,8 @@ class _Trial(LayerContext):
             return False
         if agrees:
             module.forward = fast.forward
-            if frees_weights:
-                free_weights(module)
+            if frees_weights and not isinstance(fast, FastNorm):
+                free_weights(module, fast)
         else:
             log.warning("%s does not run fused: its results would differ", name)
         return agrees
@@ -198,7 +198,7 @@ class _Trial(LayerContext):
             before = args[0] if args[0].shape == output.shape else torch.zeros_like(output)
             update = (output - before).float().norm()
         epsilon = torch.finfo(output.dtype).eps
-        tolerance = max(8 * epsilon, LEAST_TOLERANCE)
+        tolerance = max(8 * epsilon, LEAST_TOLERANCE, self.ops.tolerance)
         return bool(error <= tolerance * update + epsilon * output.float().norm())
 
 

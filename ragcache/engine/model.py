@@ -6,6 +6,7 @@ import hashlib
 import logging
 
 import torch
+from ragcache_kernels.native.library import NativeUnavailable, chosen_tier
 from ragcache_kernels.quantise import FLOAT8_CAPABILITY, quantised_dtypes
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -53,6 +54,18 @@ def check_kv_dtype(name: str, device: torch.device) -> None:
         )
 
 
+def check_quantization(name: str | None, device: torch.device) -> None:
+    """Raise ConfigError where weights cannot be quantised, whatever the model is."""
+    if name is None:
+        return
+    if device.type != "cpu":
+        raise ConfigError(f"quantization: {name} is for CPUs; please set --device cpu, or leave it")
+    try:
+        chosen_tier()
+    except NativeUnavailable as error:
+        raise ConfigError(f"quantization: {name} takes the C kernels: {error}") from error
+
+
 def load_config(source: ModelSource) -> PreTrainedConfig:
     """The configuration of a model that may be supported.
 
@@ -97,7 +110,9 @@ def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def fingerprint(model: PreTrainedModel, kv_dtype: torch.dtype) -> str:
+def fingerprint(
+    model: PreTrainedModel, kv_dtype: torch.dtype, quantization: str | None = None
+) -> str:
     """A digest of configuration, dtypes and a sample of every weight, equal in every process.
 
     KV of one model or dtype must never be taken for another's; the name alone does not tell. A
@@ -106,6 +121,8 @@ def fingerprint(model: PreTrainedModel, kv_dtype: torch.dtype) -> str:
     """
     digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
     digest.update(str(kv_dtype).encode())
+    if quantization is not None:
+        digest.update(f"weights in {quantization}".encode())
     for name, parameter in model.named_parameters():
         weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         sample = weight.detach().flatten()[:64].float().cpu().numpy().tobytes()

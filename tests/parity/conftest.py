@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ragcache_kernels import LayerCache, StepLayout, get_backend
+from ragcache_kernels import AttentionBackend, LayerCache, StepLayout, get_backend
 from ragcache_kernels.quantise import quantise
 from ragcache_kernels.reference import reference_attention
 from torch import Tensor
@@ -204,11 +204,13 @@ class _Dense(ForwardContext):
 class Pair:
     """One architecture twice: plain, and as it is served."""
 
-    def __init__(self, plain: PreTrainedModel) -> None:
+    def __init__(
+        self, plain: PreTrainedModel, kernels: AttentionBackend[Any] | None = None
+    ) -> None:
         self.plain = plain
         self.paged = copy.deepcopy(plain)
         self.layers = prepare_model(self.paged)
-        self.fast_layers = use_fast_layers(self.paged, get_backend("torch"))
+        self.fast_layers = use_fast_layers(self.paged, kernels or get_backend("torch"))
 
     def engine(
         self,
@@ -327,11 +329,12 @@ def make_pair():
         name: str,
         dtype: torch.dtype = torch.float32,
         alter: Callable[[PreTrainedModel], object] = id,
+        kernels: AttentionBackend[Any] | None = None,
         **options: Any,
     ) -> Pair:
         model = build(name, {**ARCHITECTURES[name], **options}).to(dtype)
         alter(model)
-        return Pair(model)
+        return Pair(model, kernels)
 
     return make
 

@@ -33,9 +33,10 @@ class NativeBackend(AttentionBackend[NativePlan]):
 
     name = "native"
 
-    def __init__(self, team: Team | None = None) -> None:
+    def __init__(self, team: Team | None = None, *, quantised: bool = False) -> None:
+        """With int8 weights, if `quantised`."""
         self._team = team or Team()
-        self.ops = NativeLayerOps(self._team)
+        self.ops = NativeLayerOps(self._team, quantised=quantised)
         self._planner = TilePlanner(wide_parts=1)
         self._calls = AttentionCalls(self._team)
 

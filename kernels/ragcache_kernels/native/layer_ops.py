@@ -12,14 +12,19 @@ from ragcache_kernels.native.linear import PackedLinear
 from ragcache_kernels.native.structs import activation, dense, pointer, weight_dtype
 from ragcache_kernels.torch_layer_ops import TorchLayerOps
 
+QUANTISED_TOLERANCE = 0.1  # a wrong layer is off by all of what it adds
+
 
 class NativeLayerOps(TorchLayerOps):
     """Norms in one pass over memory, products by packed copies of the weights."""
 
     copies_weights = True
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, *, quantised: bool = False) -> None:
+        """With int8 weights, if `quantised`; see `PackedLinear`."""
         self._team = team
+        self._quantised = quantised
+        self.tolerance = QUANTISED_TOLERANCE if quantised else 0.0
 
     def rms_norm(self, hidden: Tensor, norm: Norm) -> Tensor:
         """The rows of hidden `[T, H]`, normalised, in hidden's dtype."""
@@ -57,8 +62,9 @@ class NativeLayerOps(TorchLayerOps):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Products by a weight that is given once."""
-        return PackedLinear(self._team, weight, bias)
+        return PackedLinear(self._team, weight, bias, quantised=self._quantised)
 
     def gated_linear(self, weight: Tensor, activation: Activation) -> PackedLinear:
         """What `gated` gives, for a weight that is given once."""
-        return PackedLinear(self._team, weight, activation=activation)
+        quantised = self._quantised
+        return PackedLinear(self._team, weight, activation=activation, quantised=quantised)

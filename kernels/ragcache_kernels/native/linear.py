@@ -21,7 +21,6 @@ class Packed(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
-        ("totals", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("size_in", ctypes.c_int64),
         ("size_out", ctypes.c_int64),
@@ -48,9 +47,9 @@ class PackedLinear:
     """rows · weightᵀ + bias, accumulated in float32 and rounded once.
 
     With an activation the weight is `[2F, in]`, gate then up, and the result
-    activation(gate) · up. Quantised, the weight has int8 with a scale for each output, and each
-    row is quantised likewise as it comes; their products are exact (arXiv 2208.07339, without its
-    outliers). Results of a row do not depend on the others.
+    activation(gate) · up. Quantised, the weight has int8 with a scale for each output, and each 64
+    elements of a row are quantised likewise as they come, so that outliers cost little. Results of
+    a row do not depend on the others.
     """
 
     def __init__(
@@ -80,9 +79,7 @@ class PackedLinear:
         rows = _take(weight.detach(), order)
         self._tensors: dict[str, Tensor] = {}
         if quantised:
-            rows, scales = _quantise(rows)
-            totals = rows.sum(dim=1, dtype=torch.int32)
-            self._tensors |= {"scales": scales, "totals": totals}
+            rows, self._tensors["scales"] = _quantise(rows)
         if bias is not None:
             self._tensors["bias"] = _take(bias.detach().float(), order)
         self._tensors["panels"] = _panels(rows, columns)

@@ -6,30 +6,26 @@ typedef int16_t some_shorts __attribute__((vector_size(2 * LANES)));
 typedef uint8_t some_bytes __attribute__((vector_size(LANES)));
 typedef uint64_t fours __attribute__((vector_size(2 * LANES))); /* of int16 */
 
-INLINE int at_most(int64_t count, int most) { return count < most ? (int)count : most; }
-
-static float largest_element(const struct linear *call, int64_t row) {
-    int64_t from = row * call->input_stride, count = call->weight->in;
-    floats most = fill(0);
-    for (int64_t i = 0; i < count; i += LANES) {
-        floats part = load_some(call->input, from + i, call->dtype, at_most(count - i, LANES));
-        most = larger(larger(part, -part), most);
-    }
-    return largest(most);
+/* LANES elements, or the `left` ones and zeros. */
+INLINE floats load_up_to(const void *base, int64_t index, enum dtype dtype, int64_t left) {
+    return left < LANES ? load_some(base, index, dtype, (int)left) : load(base, index, dtype);
 }
 
-void open_input(struct input *input, const struct linear *call, int64_t first, int count) {
-    input->call = call;
-    input->first = first;
-    input->count = count;
-    if (call->weight->dtype != I8) return;
-    for (int row = 0; row < count; row++)
-        input->scales[row] = largest_element(call, first + row) / LARGEST;
+/* Bytes of an element in the buffer. */
+INLINE int64_t element_size(enum dtype weights) {
+    return input_step(weights) / weights_per_step(weights);
+}
+
+/* Of SPAN elements, with the scale that quantised ones have. */
+INLINE int64_t span_size(enum dtype weights) {
+    return SPAN * element_size(weights) + (weights == I8 ? sizeof(float) : 0);
 }
 
 int64_t input_depth(const struct input *input) {
-    int64_t fits = INPUT_BYTES / 4 / (input->count > TILE_ROWS ? BLOCK_ROWS : TILE_ROWS) - LANES;
-    return fits / LANES * LANES;
+    enum dtype weights = input->call->weight->dtype;
+    int64_t fits = INPUT_BYTES / (input->count * span_size(weights)) * SPAN;
+    int64_t reused = BLOCK_STEPS * weights_per_step(weights);
+    return input->count > TILE_ROWS && fits > reused ? reused : fits;
 }
 
 /* To the nearest integer, up to 2^22: there, the steps of float32 from 1.5 · 2^23 on are 1. */
@@ -39,7 +35,7 @@ INLINE ints rounded(floats value) { return (ints)(as_bits(value + 0x1.8p23f) - 0
 INLINE void put_i8(char *to, floats value, float inverse) {
     ints whole = rounded(value * inverse);
     if (DOT_PRODUCTS) {
-        some_bytes bytes = __builtin_convertvector(whole + ZERO_POINT, some_bytes);
+        some_bytes bytes = __builtin_convertvector(whole + 128, some_bytes);
         memcpy(to, &bytes, sizeof bytes);
         return;
     }
@@ -48,29 +44,43 @@ INLINE void put_i8(char *to, floats value, float inverse) {
     memcpy(to, &four, sizeof four);
 }
 
-INLINE void put(char *to, floats value, enum dtype weights, float inverse) {
-    if (weights == I8) return put_i8(to, value, inverse);
-    store(to, 0, DOT_PRODUCTS ? BF16 : F32, value);
+/* Up to SPAN elements; gives their scale. */
+static float quantise_span(const struct linear *call, int64_t from, int64_t left, char *to) {
+    floats parts[SPAN / LANES], most = fill(0);
+    int count = 0;
+    for (; count < SPAN / LANES && left > 0; count++, from += LANES, left -= LANES) {
+        parts[count] = load_up_to(call->input, from, call->dtype, left);
+        most = larger(larger(parts[count], -parts[count]), most);
+    }
+    float scale = largest(most) / LARGEST, inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < count; i++)
+        put_i8(to + i * LANES * element_size(I8), parts[i], inverse);
+    return scale;
 }
 
-static void take_row(const struct linear *call, int64_t from, int64_t depth, float scale,
-                     char *to) {
-    enum dtype weights = call->weight->dtype;
-    int64_t width = input_step(weights) * LANES / weights_per_step(weights);
-    float inverse = scale > 0 ? 1 / scale : 0;
-    for (int64_t i = 0; i < depth; i += LANES, to += width) {
-        int count = at_most(depth - i, LANES);
-        put(to, load_some(call->input, from + i, call->dtype, count), weights, inverse);
+static void quantise_row(const struct linear *call, int64_t from, int64_t depth, char *to) {
+    char *scales = to + ceil_div(depth, SPAN) * SPAN * element_size(I8);
+    for (int64_t i = 0; i < depth; i += SPAN, to += SPAN * element_size(I8), scales += 4) {
+        float scale = quantise_span(call, from + i, depth - i, to);
+        memcpy(scales, &scale, sizeof scale);
     }
+}
+
+static void copy_row(const struct linear *call, int64_t from, int64_t depth, char *to) {
+    enum dtype kept = DOT_PRODUCTS ? BF16 : F32;
+    for (int64_t i = 0; i < depth; i += LANES)
+        store(to, i, kept, load_up_to(call->input, from + i, call->dtype, depth - i));
 }
 
 struct rows take_rows(const struct input *input, int64_t k, int64_t depth, char *buffer) {
     const struct linear *call = input->call;
+    enum dtype weights = call->weight->dtype;
     int64_t from = input->first * call->input_stride + k, stride = call->input_stride;
-    if (call->weight->dtype == F32)
-        return (struct rows){(const char *)call->input + 4 * from, 4 * stride, input->count};
-    int64_t bytes = (depth + LANES - 1) / LANES * LANES * 4;
+    if (weights == F32)
+        return (struct rows){(const char *)call->input + 4 * from, 4 * stride, 0, input->count};
+    int64_t spans = ceil_div(depth, SPAN), bytes = spans * span_size(weights);
     for (int row = 0; row < input->count; row++)
-        take_row(call, from + row * stride, depth, input->scales[row], buffer + row * bytes);
-    return (struct rows){buffer, bytes, input->count};
+        (weights == I8 ? quantise_row : copy_row)(call, from + row * stride, depth,
+                                                  buffer + row * bytes);
+    return (struct rows){buffer, bytes, spans * SPAN * element_size(weights), input->count};
 }

@@ -4,23 +4,19 @@
 #include "multiply.h"
 
 enum {
-    BLOCK_ROWS = 96, /* a multiple of TILE_ROWS */
-    BLOCK_DEPTH = 256,
-    INPUT_BYTES = BLOCK_ROWS * (BLOCK_DEPTH + LANES) * 4 /* a good part of an L2 cache */
+    BLOCK_ROWS = 96,  /* a multiple of TILE_ROWS */
+    BLOCK_STEPS = 256, /* of a panel, which tiles of rows find in the first cache */
+    INPUT_BYTES = 120 << 10 /* a part of the second cache */
 };
 
-/* Rows of a call's input from `first` on, and what their int8 forms are to be multiplied by. */
+/* Up to BLOCK_ROWS rows of a call, from `first` on. */
 struct input {
     const struct linear *call;
     int64_t first;
     int count;
-    float scales[BLOCK_ROWS];
 };
 
-/* Up to BLOCK_ROWS rows, with the scales that int8 weights take: largest element / 127. */
-void open_input(struct input *input, const struct linear *call, int64_t first, int count);
-
-/* Elements of a row that fit the buffer at a time, a multiple of LANES; few rows have many. */
+/* How many elements of each row are best taken at a time, a multiple of SPAN. */
 int64_t input_depth(const struct input *input);
 
 /* `depth` elements of each row from `k` on, with zeros up to a whole step. Float32 stays where it

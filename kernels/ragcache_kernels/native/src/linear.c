@@ -2,9 +2,12 @@
 
 #include "input.h"
 
-enum { GROUP = 8 }; /* panels whose sums are under way, so that input is taken once for all */
+enum {
+    GROUP = 16,    /* panels whose sums are under way, so that input is taken once for all */
+    MANY_ROWS = 24 /* from there on, widening weights to a buffer pays */
+};
 
-/* A row's sums for one panel: float32, or int32 of int8 weights. */
+/* A row's sums for one panel. */
 typedef floats tile[2];
 
 /* What a member has at hand: a block of rows, the part of them that was taken, sums. */
@@ -13,7 +16,7 @@ struct work {
     struct rows rows; /* from element `taken` on */
     int64_t taken;
     _Alignas(64) char buffer[INPUT_BYTES];
-    floats wide[BLOCK_DEPTH][2];
+    floats wide[2 * BLOCK_STEPS][2];
     tile tiles[GROUP][BLOCK_ROWS];
 };
 
@@ -21,8 +24,6 @@ static int is_gated(const struct linear *call) { return call->epilogue >= SILU; 
 
 /* Output columns of a panel. */
 static int64_t columns(const struct linear *call) { return is_gated(call) ? LANES : PANEL; }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* x · sigmoid(z): silu for z = x; gelu by tanh, of which 1 + tanh(z / 2) = 2 · sigmoid(z). */
 INLINE floats activate(floats x, enum epilogue epilogue) {
@@ -32,34 +33,29 @@ INLINE floats activate(floats x, enum epilogue epilogue) {
     return x * choose(z > 0, fill(1), power) / (1 + power);
 }
 
-INLINE floats scaled(const struct packed *weight, ints sum, float row, int64_t column) {
-    ints totals;
-    floats scales = load(weight->scales, column, F32);
-    memcpy(&totals, weight->totals + column, sizeof totals);
-    return __builtin_convertvector(sum - ZERO_POINT * totals, floats) * (scales * row);
-}
-
 /* The product's LANES elements from a packed column on. */
-INLINE floats element(const struct packed *weight, floats sum, float scale, int64_t column) {
-    if (weight->dtype == I8) sum = scaled(weight, (ints)sum, scale, column);
+INLINE floats element(const struct packed *weight, floats sum, int64_t column) {
+    if (weight->dtype == I8) sum *= load(weight->scales, column, F32);
     return weight->bias == NULL ? sum : sum + load(weight->bias, column, F32);
 }
 
 /* Write LANES elements of an output row from `column` on, as far as it goes. */
 INLINE void finish_some(const struct linear *call, int64_t row, int64_t column, floats value) {
     int64_t left = call->weight->out - column, at = row * call->output_stride + column;
-    if (left <= 0) return;
-    int count = left < LANES ? (int)left : LANES;
-    if (call->epilogue == ADD) value += load_some(call->output, at, call->dtype, count);
-    store_some(call->output, at, call->dtype, value, count);
+    if (left >= LANES) {
+        if (call->epilogue == ADD) value += load(call->output, at, call->dtype);
+        store(call->output, at, call->dtype, value);
+    } else if (left > 0) {
+        if (call->epilogue == ADD) value += load_some(call->output, at, call->dtype, (int)left);
+        store_some(call->output, at, call->dtype, value, (int)left);
+    }
 }
 
 static void finish(const struct linear *call, int64_t panel, const struct input *input,
                    const tile *sums) {
     for (int i = 0; i < input->count; i++) {
-        float scale = input->scales[i];
-        floats left = element(call->weight, sums[i][0], scale, panel * PANEL);
-        floats right = element(call->weight, sums[i][1], scale, panel * PANEL + LANES);
+        floats left = element(call->weight, sums[i][0], panel * PANEL);
+        floats right = element(call->weight, sums[i][1], panel * PANEL + LANES);
         int64_t row = input->first + i;
         if (is_gated(call)) {
             finish_some(call, row, panel * LANES, activate(left, call->epilogue) * right);
@@ -70,19 +66,25 @@ static void finish(const struct linear *call, int64_t panel, const struct input 
     }
 }
 
+/* Rows at a time. Weights that are widened in registers take two of those of AVX2. */
+static int most_rows(enum dtype weights) {
+    return weights == BF16 && !DOT_PRODUCTS && LANES < 16 ? TILE_ROWS - 1 : TILE_ROWS;
+}
+
+/* In as few parts as there can be, about equal ones. */
 static void multiply_rows(struct rows rows, const char *panel, int64_t steps,
                           enum dtype weights, tile *tiles) {
-    for (int i = 0; i < rows.count; i += TILE_ROWS) {
-        int count = rows.count - i < TILE_ROWS ? rows.count - i : TILE_ROWS;
-        struct rows some = {rows.base + i * rows.stride, rows.stride, count};
-        multiply(some, panel, steps, weights, tiles[i]);
+    int64_t size = ceil_div(rows.count, ceil_div(rows.count, most_rows(weights)));
+    for (int64_t i = 0; i < rows.count; i += size) {
+        int count = rows.count - i < size ? rows.count - i : size;
+        struct rows some = {rows.base + i * rows.stride, rows.stride, rows.scales, count};
+        multiply(some, panel, steps, weights, &tiles[i]);
     }
 }
 
-/* Weights that many rows use are widened once for all of them. */
 static void multiply_panel(struct work *work, const char *panel, int64_t steps, tile *tiles) {
     enum dtype weights = work->input.call->weight->dtype;
-    if (weights == BF16 && !DOT_PRODUCTS && work->rows.count > TILE_ROWS) {
+    if (weights == BF16 && !DOT_PRODUCTS && work->rows.count >= MANY_ROWS) {
         widen_panel(panel, steps, work->wide);
         multiply_rows(work->rows, (const char *)work->wide, 2 * steps, F32, tiles);
     } else {
@@ -118,13 +120,13 @@ static void run_group(struct work *work, range panels, int64_t depth) {
 /* Blocks as deep as the buffer allows, and about equally deep. */
 static int64_t block_depth(const struct input *input) {
     int64_t in = input->call->weight->in, blocks = ceil_div(in, input_depth(input));
-    return ceil_div(ceil_div(in, blocks), LANES) * LANES;
+    return ceil_div(ceil_div(in, blocks), SPAN) * SPAN;
 }
 
 static void run_block(const struct linear *call, int64_t first, int count, range panels) {
     struct work work;
     work.taken = -1;
-    open_input(&work.input, call, first, count);
+    work.input = (struct input){call, first, count};
     int64_t depth = block_depth(&work.input);
     for (int64_t panel = panels.begin; panel < panels.end; panel += GROUP) {
         int64_t end = panel + GROUP < panels.end ? panel + GROUP : panels.end;

@@ -5,6 +5,10 @@
  * that the weight does not fill are zeros. A gated weight's panel has LANES columns of the gate,
  * then the same ones of the other factor.
  *
+ * For int8 weights the input is quantised as it comes, each SPAN elements of a row by a scale of
+ * their own, so that a large element costs only its neighbours precision. Products of a span are
+ * summed in int32, spans in float32.
+ *
  * Each element is a chain of sums over rising k, however many rows and members there are: a row's
  * results are the same bits in every batch.
  */
@@ -14,6 +18,8 @@
 #include "team.h"
 
 #define PANEL (2 * LANES)
+
+enum { SPAN = 64 }; /* elements, a multiple of LANES */
 
 /* What becomes of a product; the numbers are part of the ABI. */
 enum epilogue {
@@ -25,10 +31,9 @@ enum epilogue {
 
 struct packed {
     const void *panels;
-    const float *scales;   /* int8: each packed column's; a weight is integer · scale */
-    const int32_t *totals; /* int8: the sum of each packed column's integers */
-    const float *bias;     /* each packed column's, or NULL */
-    int64_t in, out;       /* elements of an input row and of an output row */
+    const float *scales; /* int8: each packed column's; a weight is integer · scale */
+    const float *bias;   /* each packed column's, or NULL */
+    int64_t in, out;     /* elements of an input row and of an output row */
     enum dtype dtype;
 };
 

@@ -39,8 +39,15 @@ INLINE floats add_pairs(floats sum, const char *input, bits weight) {
     return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)spread(input), (__m512bh)weight);
 }
 
+/* The input's bytes are unsigned, 128 more than they stand for; `add_excess` sums that, times the
+ * weights. */
 INLINE ints add_i8(ints sum, const char *input, bits weight) {
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)spread(input), (__m512i)weight);
+}
+
+INLINE ints add_excess(ints sum, bits weight) {
+    const bits excess = (bits){0} + 0x80808080;
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)excess, (__m512i)weight);
 }
 
 #else
@@ -71,6 +78,8 @@ INLINE ints add_i8(ints sum, const char *input, bits weight) {
     sum += pair_products(spread(input), even);
     return sum + pair_products(spread(input + 4), odd);
 }
+
+INLINE ints add_excess(ints sum, bits weight) { return sum; }
 
 #endif
 
@@ -103,32 +112,50 @@ INLINE void sum_floats(const int count, struct rows rows, const char *panel, int
     for (int i = 0; i < 2 * count; i++) tile[i / 2][i % 2] = sum[i / 2][i % 2];
 }
 
-INLINE void sum_ints(const int count, struct rows rows, const char *panel, int64_t steps,
-                     ints (*tile)[2]) {
-    const int width = input_step(I8);
-    ints sum[TILE_ROWS][2];
-    for (int i = 0; i < 2 * count; i++) sum[i / 2][i % 2] = tile[i / 2][i % 2];
+/* One span, or what is left of it. */
+INLINE void sum_span(const int count, struct rows rows, const char *panel, int64_t steps,
+                     floats (*tile)[2]) {
+    ints sum[TILE_ROWS][2] = {0}, excess[2] = {0};
     for (int64_t step = 0; step < steps; step++, panel += sizeof sum[0]) {
         prefetch(panel);
         bits left = load_bits(panel), right = load_bits(panel + sizeof left);
+        excess[0] = add_excess(excess[0], left);
+        excess[1] = add_excess(excess[1], right);
 #pragma GCC unroll 8
         for (int row = 0; row < count; row++) {
-            const char *input = rows.base + row * rows.stride + step * width;
+            const char *input = rows.base + row * rows.stride + step * input_step(I8);
             sum[row][0] = add_i8(sum[row][0], input, left);
             sum[row][1] = add_i8(sum[row][1], input, right);
         }
     }
-    for (int i = 0; i < 2 * count; i++) tile[i / 2][i % 2] = sum[i / 2][i % 2];
+#pragma GCC unroll 8
+    for (int row = 0; row < count; row++) {
+        floats scale = spread_float(rows.base + row * rows.stride + rows.scales);
+        tile[row][0] += __builtin_convertvector(sum[row][0] - excess[0], floats) * scale;
+        tile[row][1] += __builtin_convertvector(sum[row][1] - excess[1], floats) * scale;
+    }
+}
+
+INLINE void sum_ints(const int count, struct rows rows, const char *panel, int64_t steps,
+                     floats (*tile)[2]) {
+    const int whole = SPAN / 4;
+    for (int64_t step = 0; step < steps; step += whole) {
+        int64_t some = steps - step < whole ? steps - step : whole;
+        sum_span(count, rows, panel + step * (int64_t)sizeof tile[0], some, tile);
+        rows.base += whole * input_step(I8);
+        rows.scales += 4 - whole * input_step(I8);
+    }
 }
 
 INLINE void multiply_some(const int count, struct rows rows, const char *panel, int64_t steps,
-                          enum dtype weights, void *tile) {
+                          enum dtype weights, floats (*tile)[2]) {
     if (weights == F32) return sum_floats(count, rows, panel, steps, F32, tile);
     if (weights == BF16) return sum_floats(count, rows, panel, steps, BF16, tile);
     sum_ints(count, rows, panel, steps, tile);
 }
 
-void multiply(struct rows rows, const char *panel, int64_t steps, enum dtype weights, void *tile) {
+void multiply(struct rows rows, const char *panel, int64_t steps, enum dtype weights,
+              floats (*tile)[2]) {
     switch (rows.count) {
     case 1: return multiply_some(1, rows, panel, steps, weights, tile);
     case 2: return multiply_some(2, rows, panel, steps, weights, tile);

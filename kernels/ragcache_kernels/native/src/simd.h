@@ -30,6 +30,8 @@ enum dtype { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
 INLINE int64_t size_of(enum dtype dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
 
+INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 INLINE floats fill(float value) {
     return value - (floats){0}; /* which compilers leave out, unlike + 0: that turns −0 to 0 */
 }
