@@ -24,7 +24,7 @@ static work work_of(const struct attention *call) {
     return (work){
         .call = call,
         .group = call->heads / call->kv_heads,
-        .depth = (call->key.dim + 3) / 4 * 4,
+        .depth = depth_of(call->key.dim),
         .width = in_panels(call->value.dim),
     };
 }
@@ -37,7 +37,8 @@ static int64_t room_for(const work *work) {
 int64_t attention_scratch(const struct attention *call) {
     work work = work_of(call);
     int64_t each_row = work.depth + KEYS + work.width + 3;
-    return room_for(&work) * each_row + KEYS * (int64_t)(work.depth + work.width);
+    return room_for(&work) * each_row + KEYS * (int64_t)work.depth +
+           LONG * (int64_t)work.width;
 }
 
 static float *take(float **memory, int64_t count) {
@@ -50,7 +51,7 @@ static void lay_out(work *work, float *memory) {
     int64_t rows = room_for(work);
     work->query = take(&memory, rows * work->depth);
     work->keys = take(&memory, KEYS * (int64_t)work->depth);
-    work->values = take(&memory, KEYS * (int64_t)work->width);
+    work->values = take(&memory, LONG * (int64_t)work->width);
     work->weights = take(&memory, rows * KEYS);
     work->sums = take(&memory, rows * work->width);
     work->tops = take(&memory, rows);
@@ -86,19 +87,19 @@ static void locate(const work *work, const pool *pool, int origin, rows *rows) {
     rows->bytes = pool->dim * size;
     rows->first = tile->start > origin ? tile->start - origin : 0;
     rows->last = tile->stop < origin + KEYS ? tile->stop - origin : KEYS;
-    const int32_t *block = call->table + tile->sequence * call->table_row;
-    block += (origin + rows->first) / call->block_size;
+    const int32_t *blocks = call->table + tile->sequence * call->table_row;
+    int block = (origin + rows->first) / call->block_size;
     int slot = (origin + rows->first) % call->block_size;
-    for (int i = rows->first; i < rows->last; i++) {
-        rows->at[i] = (*block * pool->block + slot * pool->slot) * size;
+    for (int i = rows->first; i < rows->last; block++, slot = 0) {
+        int64_t at = (blocks[block] * pool->block + slot * pool->slot) * size;
+        int end = i + call->block_size - slot < rows->last ? i + call->block_size - slot : rows->last;
+        for (int j = i; j < end; j++) rows->at[j] = at + (j - i) * pool->slot * size;
         if (pool->scales != NULL) {
-            int64_t at = (int64_t)*block * call->block_size + slot;
-            rows->scales[i] = pool->scales[at * call->kv_heads + work->head];
+            const float *scales = pool->scales + work->head;
+            scales += ((int64_t)blocks[block] * call->block_size + slot) * call->kv_heads;
+            for (int j = i; j < end; j++) rows->scales[j] = scales[(int64_t)(j - i) * call->kv_heads];
         }
-        if (++slot == call->block_size) {
-            slot = 0;
-            block++;
-        }
+        i = end;
     }
 }
 
@@ -113,13 +114,15 @@ INLINE floats cap(floats x, float c) {
 /* Scores become logits; those of keys before `first` and from `last` on, which the row does not
  * see, −infinity. Returns the largest. */
 INLINE float mask(const work *work, float *scores, int first, int last, const rows *keys) {
-    const struct attention *call = work->call;
+    int width = in_panels(keys->last), sees_all = first <= 0 && last >= width;
+    int is_quantised = work->call->key.scales != NULL;
+    float scale = work->call->scale, softcap = work->call->softcap;
     floats most = fill(-INFINITY);
-    for (int i = 0; i < in_panels(keys->last); i += LANES) {
-        floats logit = load(scores, i, F32) * call->scale;
-        if (call->key.scales != NULL) logit *= load(keys->scales, i, F32);
-        if (call->softcap > 0) logit = cap(logit, call->softcap);
-        if (first > i || last < i + LANES) {
+    for (int i = 0; i < width; i += LANES) {
+        floats logit = load(scores, i, F32) * scale;
+        if (is_quantised) logit *= load(keys->scales, i, F32);
+        if (softcap > 0) logit = cap(logit, softcap);
+        if (!sees_all) {
             ints key = lanes() + i;
             logit = choose((key >= first) & (key < last), logit, fill(-INFINITY));
         }
@@ -132,15 +135,16 @@ INLINE float mask(const work *work, float *scores, int first, int last, const ro
 /* Logits become weights. A row that has seen no key yet keeps its top of −infinity. */
 INLINE void weigh(work *work, int row, float most, const rows *values) {
     float *weights = work->weights + row * KEYS, before = work->tops[row];
-    float top = before > most ? before : most;
-    floats total = {0}, finite = fill(top == -INFINITY ? 0 : top);
-    for (int i = 0; i < in_panels(values->last); i += LANES) {
-        floats weight = exp2_of(load(weights, i, F32) - finite);
+    float top = before > most ? before : most, reference = top == -INFINITY ? 0 : top;
+    int width = in_panels(values->last), is_quantised = work->call->value.scales != NULL;
+    floats total = {0};
+    for (int i = 0; i < width; i += LANES) {
+        floats weight = exp2_of(load(weights, i, F32) - reference);
         total += weight;
-        if (work->call->value.scales != NULL) weight *= load(values->scales, i, F32);
+        if (is_quantised) weight *= load(values->scales, i, F32);
         store(weights, i, F32, weight);
     }
-    float shrink = exp2_of(before - finite)[0];
+    float shrink = exp2_of(fill(before - reference))[0];
     work->tops[row] = top;
     work->totals[row] = work->totals[row] * shrink + sum(total);
     work->shrinks[row] = shrink;
@@ -216,7 +220,7 @@ static void load_value_rows(const work *work, const rows *now, const rows *next)
 static void score(const work *work, const rows *keys) {
     int depth = work->depth, panels = in_panels(keys->last) / PANEL;
     multiply(
-        work->rows, work->query, depth, work->keys, work->call->key.dim, PANEL * depth, panels,
+        work->rows, panels, work->query, depth, work->keys, work->call->key.dim, PANEL * depth,
         work->weights, KEYS, NULL
     );
 }
@@ -224,8 +228,8 @@ static void score(const work *work, const rows *keys) {
 static void add_values(const work *work, const rows *values, int is_first) {
     int first = values->first, count = values->last - first;
     multiply(
-        work->rows, work->weights + first, KEYS, work->values + first * PANEL, count, KEYS * PANEL,
-        work->width / PANEL, work->sums, work->width, is_first ? NULL : work->shrinks
+        work->rows, work->width / PANEL, work->weights + first, KEYS, work->values + first * PANEL,
+        count, LONG * PANEL, work->sums, work->width, is_first ? NULL : work->shrinks
     );
 }
 
