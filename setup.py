@@ -23,6 +23,11 @@ if platform.machine() in ("x86_64", "AMD64"):
 class Libraries(build_ext):
     """Libraries for ctypes: no Python in them, so no version of it in their names."""
 
+    def finalize_options(self):
+        """All at once."""
+        super().finalize_options()
+        self.parallel = self.parallel or len(TIERS)
+
     def get_ext_filename(self, fullname):
         """Where the library of a tier lies."""
         return str(Path(*fullname.split("."))) + ".so"

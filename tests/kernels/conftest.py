@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ragcache_kernels import BACKENDS, AttentionBackend, get_backend
+from ragcache_kernels.native import library
 from ragcache_kernels.native.backend import NativeBackend
 from ragcache_kernels.native.library import TIERS, Team, supported_tiers
+
+if folder := os.environ.get("NATIVE_LIBRARIES"):  # of test_sanitizers.py
+    library.FOLDER = Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ragcache_kernels import AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.layer_ops import Norm, Rotation
 from ragcache_kernels.native.backend import NativeBackend
 from ragcache_kernels.native.library import Team, supported_tiers
+from ragcache_kernels.quantise import quantise
+from ragcache_kernels.reference import reference_attention
+from ragcache_kernels.torch_backend import TorchBackend
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 CPU, SIZE, HEADS, KV_HEADS, DIM = torch.device("cpu"), 16, 6, 2, 64
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -23,8 +30,13 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def native(tier: str) -> NativeBackend:
-    return NativeBackend(Team(tier, threads=1))
+def team(tier: str) -> Team:
+    return Team(tier, threads=1)
+
+
+@pytest.fixture(scope="module")
+def native(team: Team) -> NativeBackend:
+    return NativeBackend(team)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -58,7 +70,7 @@ class Prompts:
         layout = StepLayout(
             cu_q=torch.tensor([0, *(b - a for a, b in spans.values())]).cumsum(0).int(),
             kv_len=torch.tensor([b for _, b in spans.values()], dtype=torch.int32),
-            block_table=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+            block_table=pad_sequence(tables, batch_first=True),
             slot_mapping=torch.cat(slots),
             block_size=SIZE,
         )
@@ -115,6 +127,109 @@ def test_the_number_of_threads_changes_no_bit(
         for each in (native, several)
     ]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 150)), min_size=1, max_size=3),
+    dims=st.tuples(st.integers(1, 256), st.integers(1, 256)),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 9)),
+    block_size=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    storage=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
+    window=st.none() | st.integers(1, 120),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shapes_and_tables_equal_the_reference(
+    team: Team,
+    lengths: list[tuple[int, int]],
+    dims: tuple[int, int],
+    heads: tuple[int, int],
+    block_size: int,
+    dtype: torch.dtype,
+    storage: torch.dtype | None,
+    window: int | None,
+    seed: int,
+) -> None:
+    """Pools, tables and scratch memory have no element to spare: what lies behind is not ours."""
+    fresh = NativeBackend(team)
+    kv_heads, group = heads
+    blocks = [-(-(new + before) // block_size) for new, before in lengths]
+    ids = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(seed)).int()
+    tables = ids.split(blocks)
+    kv_len = [new + before for new, before in lengths]
+    positions = [torch.arange(before, new + before) for new, before in lengths]
+    layout = StepLayout(
+        cu_q=torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0).int(),
+        kv_len=torch.tensor(kv_len, dtype=torch.int32),
+        block_table=pad_sequence(tables, batch_first=True),
+        slot_mapping=torch.cat(
+            [
+                t.long()[p // block_size] * block_size + p % block_size
+                for t, p in zip(tables, positions, strict=True)
+            ]
+        ),
+        block_size=block_size,
+    )
+    stored = [random(len(ids), block_size, kv_heads, d, seed=d, dtype=dtype) for d in dims]
+    scales: list[Tensor] = []
+    if storage is not None:
+        stored, scales = map(list, zip(*(quantise(rows, storage) for rows in stored), strict=True))
+    cache, spec = LayerCache(*stored, *scales), AttentionSpec(scale=0.2, window=window)
+    plan = fresh.plan(layout, CPU)
+    tokens = len(layout.slot_mapping)
+    new = (random(tokens, kv_heads, d, seed=seed, dtype=dtype) for d in dims)
+    fresh.write_kv(*new, cache, plan)
+    query = random(tokens, kv_heads * group, dims[0], seed=seed + 1, dtype=dtype)
+    out = fresh.attend(query, cache, plan, spec)
+    expected = reference_attention(query, cache, layout, spec)
+    tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 300)),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    half=st.integers(1, 128),
+    rest=st.integers(0, 64),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    normed=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_norms_and_rotations_equal_those_of_torch(
+    native: NativeBackend,
+    sizes: tuple[int, int],
+    heads: tuple[int, int],
+    half: int,
+    rest: int,
+    dtype: torch.dtype,
+    normed: bool,
+) -> None:
+    (tokens, size), (kv_heads, group), tolerance = sizes, heads, {"rtol": 2e-2, "atol": 2e-2}
+    plain, dim = TorchBackend(), min(2 * half + rest, 256)
+    hidden, update = (random(tokens, size, seed=i, dtype=dtype) for i in range(2))
+    norm = Norm(random(size, seed=2, dtype=dtype), 1e-5)
+    found = native.ops.add_rms_norm(update, hidden, norm)
+    expected = plain.ops.add_rms_norm(update, hidden, norm)
+    torch.testing.assert_close(found, expected, **tolerance)
+    head_norms = [Norm(random(dim, seed=3 + i, dtype=dtype), 1e-5) for i in range(2)]
+    angles = [random(tokens, 2 * half, seed=5 + i, dtype=dtype) for i in range(2)]
+    rotation = Rotation(*angles, *(head_norms if normed else []))
+    qkv = random(tokens, kv_heads * (group + 2), dim, seed=7, dtype=dtype)
+    layout = StepLayout(
+        cu_q=torch.tensor([0, tokens], dtype=torch.int32),
+        kv_len=torch.tensor([tokens], dtype=torch.int32),
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(tokens).flip(0),
+        block_size=tokens,
+    )
+    results = []
+    for backend in (native, plain):
+        pools = [torch.zeros(1, tokens, kv_heads, dim, dtype=dtype) for _ in range(2)]
+        plan: Any = backend.plan(layout, CPU)
+        query = backend.rotate_and_write(qkv, rotation, LayerCache(*pools), plan)
+        results.append([query, *pools])
+    torch.testing.assert_close(*results, **tolerance)
 
 
 def test_what_the_kernels_cannot_take_is_refused(native: NativeBackend) -> None:
