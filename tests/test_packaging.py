@@ -1,6 +1,7 @@
 """What users get: the wheel, what it asks for, and imports that no folder of ours breaks."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -36,10 +37,7 @@ def __getattr__(name):
 def wheel(tmp_path_factory):
     """The gateway's wheel."""
     tree = tmp_path_factory.mktemp("gateway")
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, tree / name, ignore=JUNK)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    copy_of_the_tree(tree)
     with build(tree) as archive:
         yield archive
 
@@ -63,10 +61,18 @@ def client_metadata(client_wheel):
     return read_metadata(client_wheel)
 
 
-def build(tree):
+def copy_of_the_tree(tree):
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, tree / name, ignore=JUNK)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+
+
+def build(tree, **variables):
     """A wheel, built offline from a copy, so that no build folder is left in our tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--quiet"]
-    subprocess.run([*command, "--no-build-isolation", "-w", tree / "out", tree], check=True)
+    command += ["--no-build-isolation", "-w", tree / "out", tree]
+    subprocess.run(command, check=True, env=os.environ | variables)
     (path,) = (tree / "out").glob("*.whl")
     return zipfile.ZipFile(path)
 
@@ -101,6 +107,14 @@ def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(wheel):
     assert ours - libraries == sources
     assert bool(libraries) == bool(shutil.which("cc"))
     assert {name.split("/")[0] for name in built} == {"ragcache", "ragcache_kernels"}
+
+
+def test_without_a_compiler_there_is_a_wheel_all_the_same(tmp_path):
+    copy_of_the_tree(tmp_path)
+    with build(tmp_path, CC="/nonexistent") as archive:
+        names = archive.namelist()
+    assert "ragcache_kernels/native/library.py" in names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 def test_the_chat_models_wheel_holds_its_modules_and_nothing_else(client_wheel):

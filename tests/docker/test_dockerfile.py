@@ -91,7 +91,7 @@ def test_what_is_not_given_leaves_no_trace_in_what_pip_is_asked_for(index, extra
 
 
 def test_without_packages_to_add_nothing_is_fetched():
-    (step,) = (step for step in arguments("RUN") if "apt-get" in step)
+    (step,) = (step for step in arguments("RUN") if "$PACKAGES" in step)
     subprocess.run(["/bin/sh", "-euc", step], env={"PATH": "", "PACKAGES": ""}, check=True)
 
 
@@ -118,6 +118,16 @@ def test_the_model_is_unpacked_where_the_container_looks_for_it():
 def build_stage() -> list[tuple[str, str]]:
     second = max(i for i, (name, _) in enumerate(dockerfile()) if name == "FROM")
     return dockerfile()[:second]
+
+
+def test_a_compiler_is_there_for_the_build_only():
+    steps = [value for name, value in build_stage() if name == "RUN"]
+    compiler = next(i for i, step in enumerate(steps) if " gcc " in step)
+    install = next(i for i, step in enumerate(steps) if '".${EXTRAS' in step)
+    assert compiler < install
+    assert "setup.py" in copied()
+    final = dockerfile()[len(build_stage()) :]
+    assert not any("gcc" in value for name, value in final)
 
 
 def test_the_command_is_one_of_ragcaches_and_gets_the_signals(monkeypatch):
