@@ -18,7 +18,7 @@ from ragcache_kernels.native.library import supported_tiers
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "kernels/ragcache_kernels/native/src"
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-TESTS = ["test_native.py", "test_fused.py", "test_linear.py"]
+TESTS = ["test_native.py", "test_native_layer.py", "test_linear.py"]
 
 
 def compiler() -> list[str]:
@@ -62,7 +62,7 @@ def test_no_access_is_out_of_bounds_and_nothing_is_undefined(tier: str, tmp_path
     }
     tests = [str(Path(__file__).with_name(name)) for name in TESTS]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tier, *tests],
+        [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", "-k", tier, *tests],
         env=environment,
         cwd=ROOT,
         capture_output=True,
