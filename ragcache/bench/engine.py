@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from ragcache_kernels import get_backend
+from ragcache_kernels import AttentionBackend, best_backend, get_backend
 from rich.console import Group
 from rich.progress import track
 from rich.table import Table
@@ -75,8 +75,11 @@ def run(options: EngineBench) -> dict[str, Any]:
     dtype = choose_dtype(options.dtype, device)
     source = find_model(options.model)
     model = load_model(source, device, dtype)
-    sides = _Sides(model, prepare_model(model))
-    use_fast_layers(model, get_backend("torch"))
+    layers = prepare_model(model)
+    dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
+    backend = get_backend(best_backend(device, dtype, dims))
+    use_fast_layers(model, backend)
+    sides = _Sides(model, layers, backend)
     cases = {
         case.name: sides.measure(case, options.repeats)
         for case in track(CASES, description="engine")
@@ -84,6 +87,7 @@ def run(options: EngineBench) -> dict[str, Any]:
     grammar = sides.measure_grammar(_json_grammar(model, source.location), options.repeats)
     return {
         "dtype": str(dtype),
+        "backend": backend.name,
         "threads": torch.get_num_threads(),
         "cases": cases,
         "grammar_throughput_ratio": grammar,
@@ -106,7 +110,8 @@ def _json_grammar(model: PreTrainedModel, location: str) -> Grammar:
 
 def render(results: dict[str, Any]) -> Group:
     """Lay the results of `run` out as tables."""
-    table = Table(title=f"{results['dtype']}, {results['threads']} threads, milliseconds a step")
+    title = f"{results['backend']}, {results['dtype']}, {results['threads']} threads"
+    table = Table(title=f"{title}, milliseconds a step")
     for column in ("step", "ragcache", "transformers", "ratio"):
         table.add_column(column, justify="left" if column == "step" else "right")
     for name, case in results["cases"].items():
@@ -120,9 +125,12 @@ def render(results: dict[str, Any]) -> Group:
 class _Sides:
     """One model, run by a step of ours and as transformers wrote it, in turns."""
 
-    def __init__(self, model: PreTrainedModel, layers: list[LayerShape]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, layers: list[LayerShape], backend: AttentionBackend[Any]
+    ) -> None:
         self._model = model
         self._layers = layers
+        self._backend = backend
 
     def measure(self, case: Case, repeats: int) -> dict[str, float]:
         ours, plain = self._paged_step(case), self._plain_step(case)
@@ -173,7 +181,7 @@ class _Sides:
         pool = KVPool(self._layers, blocks, BLOCK_SIZE, model.dtype, model.device)
         for tensor in pool.tensors:
             tensor.normal_()
-        return ModelRunner(model, pool, get_backend("torch"))
+        return ModelRunner(model, pool, self._backend)
 
     def _plain_step(self, case: Case) -> Callable[[], float]:
         model = self._model
