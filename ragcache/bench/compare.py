@@ -101,13 +101,25 @@ class _Contest:
         """Ask a server for its model, and for an answer, which warms it up."""
         try:
             model = await first_model(self._http, url)
-            client = ChatClient(self._http, url, model, self._options.extra)
-            one = WorkloadShape(sessions=1, turns=1, passages=self._options.passages)
-            await self._load(client, 1).play(new_text(one, self._options.seed - 1))
+            client = await self._warm(name, ChatClient(self._http, url, model, self._options.extra))
         except RequestFailed as error:
             self._failed(Failure(server=name, error=str(error)))
         else:
             self._clients[name] = client
+
+    async def _warm(self, name: str, client: ChatClient) -> ChatClient:
+        """A client that the server answers: without `extra`, where only that is refused."""
+        one = WorkloadShape(sessions=1, turns=1, passages=self._options.passages)
+        text = new_text(one, self._options.seed - 1)
+        try:
+            await self._load(client, 1).play(text)
+        except RequestFailed as refusal:
+            if not client.extra:
+                raise
+            client = replace(client, extra={})
+            await self._load(client, 1).play(text)
+            self._failed(Failure(server=name, turn="the request with --extra", error=str(refusal)))
+        return client
 
     async def _play(self, turn: Turn, task: TaskID) -> Played | None:
         """The figures of a turn; None for a peer that failed."""

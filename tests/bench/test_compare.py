@@ -97,6 +97,20 @@ async def test_a_peer_that_fails_is_told_and_the_others_go_on(options, fake, oth
     assert "Note: gone failed" in shown(results)
 
 
+async def test_a_peer_that_refuses_what_is_extra_plays_without_it(options, other_fake):
+    answer = other_fake.answer
+
+    def refuse_extra(body):
+        return iter([{"error": "ignore_eos?"}]) if "ignore_eos" in body else answer(body)
+
+    other_fake.answer = refuse_extra
+    results = await measure(options(rounds=1, concurrency=[1], extra='{"ignore_eos": true}'))
+    assert [each.server for each in results.standings] == ["ragcache", "other"]
+    (told,) = results.failures
+    assert "other failed in the request with --extra" in shown(results)
+    assert "ignore_eos?" in told.error
+
+
 async def test_a_peer_that_fails_later_keeps_the_rounds_that_it_played(options, other_fake):
     peer_options = options(rounds=2, concurrency=[1])
     answer = other_fake.answer
