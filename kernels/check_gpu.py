@@ -30,7 +30,7 @@ from ragcache_kernels.bench.cases import (
     Case,
     break_even,
     break_even_cases,
-    chunk_case,
+    chunk_cases,
     decode_cases,
     quantised_cases,
     shared_case,
@@ -171,7 +171,7 @@ class Script:
         yield "decode", lambda: decode_cases(layer, sizes.decodes, sizes.length)
         yield "quantised", lambda: quantised_cases(layer, sizes.decodes, sizes.length)
         yield "shared", lambda: [shared_case(layer, sizes.decodes, sizes.length, sizes.own)]
-        yield "chunk", lambda: [chunk_case(layer, sizes.chunk, sizes.length)]
+        yield "chunk", lambda: [*chunk_cases(layer, sizes.chunk, sizes.length)]
         yield GROWING, lambda: break_even_cases(layer, sizes.sharing, sizes.own)
 
     def _measure(self, cases: Callable[[], Iterable[Case]]) -> None:

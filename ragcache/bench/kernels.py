@@ -1,9 +1,9 @@
 """`ragcache bench kernels`: one layer's attention against what memory and arithmetic allow.
 
 Every case runs in turn with a control: pages in random places against pages in a row and torch's
-paged attention, a prefix that is read once for all against one that each sequence reads for
-itself, a chunk over cached keys against dense attention, keys and values of eight bits against
-those in the model's dtype. The floors are the times in which a copy
+paged attention, the kernels in C against torch, a prefix that is read once for all against one that
+each sequence reads for itself, a chunk over cached keys against dense attention, keys and values of
+eight bits against those in the model's dtype. The floors are the times in which a copy
 of the device moves what must be read and written, and a dense product does as many operations.
 """
 
@@ -18,7 +18,7 @@ from ragcache_kernels.bench.cases import (
     Case,
     break_even,
     break_even_cases,
-    chunk_case,
+    chunk_cases,
     decode_cases,
     quantised_cases,
     shared_case,
@@ -67,7 +67,7 @@ def _cases(layer: Layer, options: KernelsBench) -> Iterator[Case]:
     yield from decode_cases(layer, options.batch, options.shared + options.own)
     yield from quantised_cases(layer, options.batch, options.shared + options.own)
     yield shared_case(layer, options.batch, options.shared, options.own)
-    yield chunk_case(layer, options.own, options.shared)
+    yield from chunk_cases(layer, options.own, options.shared)
     yield from break_even_cases(layer, SHARING, options.own)
 
 

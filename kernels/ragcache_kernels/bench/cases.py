@@ -58,6 +58,8 @@ def decode_cases(layer: Layer, rows: int, length: int) -> Iterator[Case]:
         one_each = layout(torch.arange(rows)[:, None], 1, length, per_row * BLOCK_SIZE)
         control = layer.paged(query, one_each)
         yield Case("contiguous", name, "one page each", paged, control, work)
+    if layer.backend.name == "native":
+        yield Case("torch", name, "in torch", paged, layer.in_torch(query, step), work)
     control_name, control = varlen_decodes(layer, query, step)
     yield Case("varlen", name, control_name, paged, control, work)
 
@@ -99,17 +101,15 @@ def shared_case(layer: Layer, rows: int, shared: int, own: int, key: str = "shar
     )
 
 
-def chunk_case(layer: Layer, queries: int, context: int) -> Case:
-    """A chunk over cached keys against torch's attention without pages."""
+def chunk_cases(layer: Layer, queries: int, context: int) -> Iterator[Case]:
+    """A chunk over cached keys against torch's attention without pages, and with them."""
     length = context + queries
-    return Case(
-        "chunk",
-        f"chunk of {queries} over {context}",
-        "dense",
-        layer.chunk(_pages(length), queries, length),
-        layer.dense(queries, length),
-        layer.work(1, queries, length, length),
-    )
+    name, work = f"chunk of {queries} over {context}", layer.work(1, queries, length, length)
+    query, step = layer.queries(queries), layout(_pages(length), queries, length)
+    paged = layer.paged(query, step)
+    yield Case("chunk", name, "dense", paged, layer.dense(queries, length), work)
+    if layer.backend.name == "native":
+        yield Case("torch chunk", name, "in torch", paged, layer.in_torch(query, step), work)
 
 
 def break_even_cases(layer: Layer, rows: int, own: int) -> Iterator[Case]:

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ragcache_kernels.bench.clock import Call, Work
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
 from ragcache_kernels.quantise import quantise
+from ragcache_kernels.torch_backend import TorchBackend
 
 BLOCK_SIZE = 16
 
@@ -58,13 +59,15 @@ class Layer:
         """The last token of each row of the table, over `length` tokens."""
         return self.paged(self.queries(len(table)), layout(table, 1, length))
 
-    def chunk(self, table: Tensor, queries: int, length: int) -> Call:
-        """The last `queries` of the `length` tokens in the row of the table."""
-        return self.paged(self.queries(queries), layout(table, queries, length))
-
     def paged(self, query: Tensor, step: StepLayout) -> Call:
         """A step of the backend, planned; pages of any size cover the same cache."""
         return self._attend(query, self._with_pages_of(step.block_size), step)
+
+    def in_torch(self, query: Tensor, step: StepLayout) -> Call:
+        """The same step by the backend that runs everywhere."""
+        backend = TorchBackend()
+        plan = backend.plan(step, self.device)
+        return lambda: backend.attend(query, self.cache, plan, self.spec)
 
     def quantised(self, query: Tensor, step: StepLayout, dtype: torch.dtype) -> Call:
         """The same step over a cache that was quantised."""
