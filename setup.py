@@ -4,6 +4,7 @@ They are optional: without a compiler the installation succeeds, and attention r
 """
 
 import platform
+from copy import copy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -27,6 +28,12 @@ class Libraries(build_ext):
         """All at once."""
         super().finalize_options()
         self.parallel = self.parallel or len(TIERS)
+
+    def build_extension(self, ext):
+        """With objects of its own: those of another tier, from the same sources, have its name."""
+        own = copy(self)
+        own.build_temp = str(Path(self.build_temp, ext.name))
+        build_ext.build_extension(own, ext)
 
     def get_ext_filename(self, fullname):
         """Where the library of a tier lies."""
