@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setuptools.command.build_ext import build_ext
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +116,23 @@ def test_without_a_compiler_there_is_a_wheel_all_the_same(tmp_path):
         names = archive.namelist()
     assert "ragcache_kernels/native/library.py" in names
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_no_two_tiers_of_the_kernels_share_a_folder_for_their_objects(monkeypatch):
+    from distutils.core import run_setup  # setuptools brings it
+
+    monkeypatch.chdir(ROOT)
+    build = run_setup("setup.py", stop_after="init").get_command_obj("build_ext")
+    build.ensure_finalized()
+    folders = {}
+
+    def compile_into(command, extension):
+        folders[extension.name] = command.build_temp
+
+    monkeypatch.setattr(build_ext, "build_extension", compile_into)
+    for extension in build.extensions:
+        build.build_extension(extension)
+    assert len(set(folders.values())) == len(folders) > 0
 
 
 def test_the_chat_models_wheel_holds_its_modules_and_nothing_else(client_wheel):
