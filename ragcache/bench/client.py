@@ -99,8 +99,8 @@ class ChatClient:
                     reply.take(event)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RequestFailed(f"{self.url}: {error or 'timed out'}") from error
-        if reply.finish_reason is None:
-            raise RequestFailed("the stream ended without a finish reason")
+        if reply.finish_reason is None or not reply.prompt_tokens:
+            raise RequestFailed("the stream ended without a finish reason, or without usage")
         return reply
 
 
@@ -129,16 +129,12 @@ async def _require_ok(response: aiohttp.ClientResponse) -> None:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON objects of a server-sent event stream; raises RequestFailed if it is cut off.
+    """The JSON objects of a server-sent event stream.
 
-    Reads to the end, beyond [DONE], so that the connection can be used again.
+    Reads to the end, beyond [DONE], so that the connection can be used again; not every server
+    sends it.
     """
-    done = False
     async for line in response.content:
         data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            done = True
-        elif line.startswith(b"data:"):
+        if line.startswith(b"data:") and data != b"[DONE]":
             yield json.loads(data)
-    if not done:
-        raise RequestFailed("the stream was cut off before [DONE]")

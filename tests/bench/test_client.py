@@ -57,17 +57,29 @@ async def test_an_error_inside_the_stream_is_not_an_answer(client, fake):
         await client.ask(HELLO, max_tokens=1)
 
 
+ANSWER = {"choices": [{"delta": {"content": "a"}, "finish_reason": "length"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+
+
 @pytest.mark.parametrize(
-    ("stream", "message"),
+    "stream",
     [
-        ([{"choices": [{"delta": {"content": "a"}}]}], "cut off"),
-        ([{"choices": [{"delta": {"content": "a"}}]}, "[DONE]"], "without a finish reason"),
+        [{"choices": [{"delta": {"content": "a"}}]}],
+        [{"choices": [{"delta": {"content": "a"}}]}, USAGE, "[DONE]"],
+        [ANSWER],
     ],
 )
-async def test_an_unfinished_stream_is_a_failure(client, fake, stream, message):
+async def test_an_unfinished_stream_is_a_failure(client, fake, stream):
     fake.stream = stream
-    with pytest.raises(RequestFailed, match=message):
+    with pytest.raises(RequestFailed, match="without a finish reason, or without usage"):
         await client.ask(HELLO, max_tokens=1)
+
+
+@pytest.mark.parametrize("end", [[], ["[DONE]"]])
+async def test_a_stream_may_end_without_done(client, fake, end):
+    fake.stream = [ANSWER, USAGE, *end]
+    reply = await client.ask(HELLO, max_tokens=1)
+    assert (reply.text, reply.prompt_tokens) == ("a", 3)
 
 
 async def test_a_server_that_is_not_there_is_named(http):
