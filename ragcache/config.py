@@ -157,7 +157,7 @@ class ServeSettings(ServerSettings):
     max_step_time: PositiveFloat | None = Field(
         None,
         description="seconds to which prefill may stretch a step while other requests wait for "
-        "their next tokens; default: 0.25 on a CPU, no limit on a GPU",
+        "their next tokens; default: 0.5 on a CPU, no limit on a GPU",
     )
     max_running: PositiveInt = Field(32, description="choices computed at the same time")
     max_queue: PositiveInt = Field(128, description="requests that may wait; beyond: 429")

@@ -83,7 +83,7 @@ class EngineBench(BenchOptions):
     dtype: DtypeName = Field("auto", description="of weights and KV")
     repeats: PositiveInt = Field(9, description="rounds of each case; medians are shown")
     max_step_time: PositiveFloat = Field(
-        0.25, description="seconds of a step beside a stream, as in `ragcache serve`"
+        0.5, description="seconds of a step beside a stream, as in `ragcache serve`"
     )
 
 

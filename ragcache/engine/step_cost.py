@@ -31,9 +31,10 @@ class StepCost:
     """How many prefill tokens keep a step with decodes within `max_step_time` seconds.
 
     A step is taken to cost so much as such, for each token, for each token of its decodes'
-    context, and for each that a token of its prefill attends to. Once that is learned, about nine
-    steps in ten keep the time: what is aimed at is shorter by the error of recent forecasts. Where
-    decoding alone takes long, prefill gets `MIN_SHARE` nevertheless.
+    context, and for each that a token of its prefill attends to. What is aimed at is shorter than
+    the bound by the error of nine in ten recent forecasts, up to `MAX_MARGIN`, so on a machine that
+    falters more than that, steps overrun. Where decoding alone takes long, prefill gets `MIN_SHARE`
+    nevertheless.
     """
 
     def __init__(self, max_step_time: float) -> None:
