@@ -15,6 +15,8 @@ from unittest.mock import patch
 import pytest
 from ragcache_kernels.native.library import supported_tiers
 
+pytestmark = pytest.mark.timeout(1200)  # everything is slow under sanitizers, and on a busy machine
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "kernels/ragcache_kernels/native/src"
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
