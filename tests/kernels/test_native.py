@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -257,3 +259,15 @@ def test_what_the_kernels_cannot_take_is_refused(native: NativeBackend) -> None:
             LayerCache(*pools),
             native.plan(layout, CPU),
         )
+
+
+def test_a_fork_waits_for_no_threads_that_it_does_not_have(tier: str) -> None:
+    script = (
+        "import os\n"
+        "from ragcache_kernels.native.library import Team\n"
+        f"team = Team({tier!r}, threads=2)\n"
+        "child = os.fork()\n"
+        "del team\n"
+        "os._exit(0) if child == 0 else exit(os.waitpid(child, 0)[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

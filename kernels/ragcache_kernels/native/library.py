@@ -74,11 +74,13 @@ class Team:
         self.threads = threads or torch.get_num_threads()
         self.library = load(self.tier)
         self.handle = self.library.team_new(self.threads)
+        self._process = os.getpid()
         if not self.handle:
             raise MemoryError(f"{self.threads} threads cannot be had")
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None):
+        # A forked process has the object without the threads, which it would wait for.
+        if getattr(self, "handle", None) and self._process == os.getpid():
             self.library.team_free(self.handle)
 
 
