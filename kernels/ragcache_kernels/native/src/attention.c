@@ -9,20 +9,30 @@
 /* One member's scratch memory, and the tile that it works on. */
 typedef struct {
     const struct attention *call;
-    float *query;   /* [rows, depth]; a tile's queries times the query heads of a KV head */
-    float *keys;    /* panels */
-    float *values;  /* panels */
-    float *weights; /* [rows, KEYS] */
-    float *sums;    /* [rows, width] */
-    float *tops, *totals, *shrinks; /* [rows] */
-    int group, depth, width;        /* query heads of a KV head; dims of keys and values, padded */
+    enum dtype kept; /* in panels, queries and weights */
+    float *query;    /* [rows, depth]; a tile's queries times the query heads of a KV head */
+    float *keys;     /* panels */
+    float *values;   /* panels */
+    float *weights;  /* [rows, KEYS] */
+    float *sums;     /* [rows, width] */
+    floats *totals;  /* [rows], in lanes */
+    float *tops, *shrinks;   /* [rows] */
+    int group, depth, width; /* query heads of a KV head; dims of keys and values, padded */
     tile tile;
     int head, rows; /* KV head; queries · group */
 } work;
 
+/* Where there are instructions for products of bfloat16, nothing is lost by them but a part of the
+ * weights' precision. */
+static enum dtype kept_by(const struct attention *call) {
+    int any_float = call->dtype == F32 || call->key.dtype == F32 || call->value.dtype == F32;
+    return DOT_PRODUCTS && !any_float ? BF16 : F32;
+}
+
 static work work_of(const struct attention *call) {
     return (work){
         .call = call,
+        .kept = kept_by(call),
         .group = call->heads / call->kv_heads,
         .depth = depth_of(call->key.dim),
         .width = in_panels(call->value.dim),
@@ -36,7 +46,7 @@ static int64_t room_for(const work *work) {
 
 int64_t attention_scratch(const struct attention *call) {
     work work = work_of(call);
-    int64_t each_row = work.depth + KEYS + work.width + 3;
+    int64_t each_row = work.depth + KEYS + work.width + LANES + 2;
     return room_for(&work) * each_row + KEYS * (int64_t)work.depth +
            LONG * (int64_t)work.width;
 }
@@ -54,25 +64,28 @@ static void lay_out(work *work, float *memory) {
     work->values = take(&memory, LONG * (int64_t)work->width);
     work->weights = take(&memory, rows * KEYS);
     work->sums = take(&memory, rows * work->width);
+    work->totals = (floats *)take(&memory, rows * LANES);
     work->tops = take(&memory, rows);
-    work->totals = take(&memory, rows);
     work->shrinks = take(&memory, rows);
 }
 
 static void load_query(work *work) {
     const struct attention *call = work->call;
-    enum dtype dtype = call->dtype;
+    int dim = call->key.dim;
+    int64_t size = size_of(call->dtype);
     for (int row = 0; row < work->rows; row++) {
         int64_t token = call->tile_tokens[work->tile.first + row / work->group];
         int64_t head = work->head * work->group + row % work->group;
         int64_t at = token * call->query_token + head * call->query_head;
+        const char *from = (const char *)call->query + at * size;
         float *to = work->query + row * work->depth;
-        for (int i = 0; i < call->key.dim; i++) {
-            if (dtype == F32) {
-                to[i] = ((const float *)call->query)[at + i];
-            } else {
-                uint32_t raw = (uint32_t)((const uint16_t *)call->query)[at + i] << 16;
-                memcpy(to + i, &raw, sizeof raw);
+        if (work->kept == call->dtype) {
+            to[in_words(dim, work->kept) - 1] = 0; /* half of which may be none */
+            memcpy(to, from, dim * size);
+        } else {
+            for (int i = 0; i < dim; i += LANES) {
+                int some = dim - i < LANES ? dim - i : LANES;
+                store_some(to, i, F32, load_some(from, i, BF16, some), some);
             }
         }
     }
@@ -112,22 +125,22 @@ INLINE floats cap(floats x, float c) {
 }
 
 /* Scores become logits; those of keys before `first` and from `last` on, which the row does not
- * see, −infinity. Returns the largest. */
+ * see, −infinity. Plain ones are yet to be scaled. Returns the largest. */
 INLINE float mask(const work *work, float *scores, int first, int last, const rows *keys) {
     int width = in_panels(keys->last), sees_all = first <= 0 && last >= width;
     int is_quantised = work->call->key.scales != NULL;
     float scale = work->call->scale, softcap = work->call->softcap;
     floats most = fill(-INFINITY);
     for (int i = 0; i < width; i += LANES) {
-        floats logit = load(scores, i, F32) * scale;
+        floats logit = load(scores, i, F32);
         if (is_quantised) logit *= load(keys->scales, i, F32);
-        if (softcap > 0) logit = cap(logit, softcap);
+        if (softcap > 0) logit = cap(logit * scale, softcap);
         if (!sees_all) {
             ints key = lanes() + i;
             logit = choose((key >= first) & (key < last), logit, fill(-INFINITY));
         }
         most = larger(most, logit);
-        store(scores, i, F32, logit);
+        if (!sees_all || is_quantised || softcap > 0) store(scores, i, F32, logit);
     }
     return largest(most);
 }
@@ -135,18 +148,20 @@ INLINE float mask(const work *work, float *scores, int first, int last, const ro
 /* Logits become weights. A row that has seen no key yet keeps its top of −infinity. */
 INLINE void weigh(work *work, int row, float most, const rows *values) {
     float *weights = work->weights + row * KEYS, before = work->tops[row];
+    float scale = work->call->softcap > 0 ? 1 : work->call->scale;
+    most *= scale;
     float top = before > most ? before : most, reference = top == -INFINITY ? 0 : top;
     int width = in_panels(values->last), is_quantised = work->call->value.scales != NULL;
     floats total = {0};
     for (int i = 0; i < width; i += LANES) {
-        floats weight = exp2_of(load(weights, i, F32) - reference);
+        floats weight = exp2_of(load(weights, i, F32) * scale - reference);
         total += weight;
         if (is_quantised) weight *= load(values->scales, i, F32);
-        store(weights, i, F32, weight);
+        store(weights, i, work->kept, weight); /* bfloat16 to the place of what was read */
     }
-    float shrink = exp2_of(fill(before - reference))[0];
+    float shrink = top > before ? exp2_of(fill(before - reference))[0] : 1;
     work->tops[row] = top;
-    work->totals[row] = work->totals[row] * shrink + sum(total);
+    work->totals[row] = work->totals[row] * shrink + total;
     work->shrinks[row] = shrink;
 }
 
@@ -193,42 +208,66 @@ static void fold_cut(const work *work, int is_first) {
         if (is_first) call->totals[at] = 0;
         fold(
             call->sums + at * dim, call->tops + at, call->totals + at,
-            work->sums + row * work->width, work->tops[row], work->totals[row], dim
+            work->sums + row * work->width, work->tops[row], sum(work->totals[row]), dim
         );
     }
 }
 
+#define LOAD_KEYS(dtype, kept) \
+    return load_keys(now, next, dtype, kept, work->depth, work->keys)
+
 static void load_key_rows(const work *work, const rows *now, const rows *next) {
+    int pairs = DOT_PRODUCTS && work->kept == BF16;
     switch (work->call->key.dtype) {
-    case F32: load_keys(now, next, F32, work->depth, work->keys); break;
-    case BF16: load_keys(now, next, BF16, work->depth, work->keys); break;
-    case I8: load_keys(now, next, I8, work->depth, work->keys); break;
-    default: load_keys(now, next, F8, work->depth, work->keys);
+    case F32: LOAD_KEYS(F32, F32);
+    case BF16: if (pairs) LOAD_KEYS(BF16, BF16); else LOAD_KEYS(BF16, F32);
+    case I8: if (pairs) LOAD_KEYS(I8, BF16); else LOAD_KEYS(I8, F32);
+    default: if (pairs) LOAD_KEYS(F8, BF16); else LOAD_KEYS(F8, F32);
     }
 }
 
 static void load_value_rows(const work *work, const rows *now, const rows *next) {
     int dim = work->call->value.dim;
+#if DOT_PRODUCTS
+    if (work->kept == BF16) {
+        switch (work->call->value.dtype) {
+        case BF16: return load_value_pairs(now, next, BF16, dim, work->values);
+        case I8: return load_value_pairs(now, next, I8, dim, work->values);
+        default: return load_value_pairs(now, next, F8, dim, work->values);
+        }
+    }
+#endif
     switch (work->call->value.dtype) {
-    case F32: load_values(now, next, F32, dim, work->values); break;
-    case BF16: load_values(now, next, BF16, dim, work->values); break;
-    case I8: load_values(now, next, I8, dim, work->values); break;
-    default: load_values(now, next, F8, dim, work->values);
+    case F32: return load_values(now, next, F32, dim, work->values);
+    case BF16: return load_values(now, next, BF16, dim, work->values);
+    case I8: return load_values(now, next, I8, dim, work->values);
+    default: return load_values(now, next, F8, dim, work->values);
     }
 }
 
+static void multiply_kept(
+    const work *work, int panels, const float *a, int64_t a_row, const float *b, int depth,
+    int64_t stride, float *c, int64_t c_row, const float *shrink
+) {
+    int rows = work->rows;
+    if (DOT_PRODUCTS && work->kept == BF16)
+        return multiply(rows, panels, BF16, a, a_row, b, depth, stride, c, c_row, shrink);
+    multiply(rows, panels, F32, a, a_row, b, depth, stride, c, c_row, shrink);
+}
+
 static void score(const work *work, const rows *keys) {
-    int depth = work->depth, panels = in_panels(keys->last) / PANEL;
-    multiply(
-        work->rows, panels, work->query, depth, work->keys, work->call->key.dim, PANEL * depth,
+    int depth = work->depth, words = in_words(work->call->key.dim, work->kept);
+    multiply_kept(
+        work, in_panels(keys->last) / PANEL, work->query, depth, work->keys, words, PANEL * depth,
         work->weights, KEYS, NULL
     );
 }
 
 static void add_values(const work *work, const rows *values, int is_first) {
-    int first = values->first, count = values->last - first;
-    multiply(
-        work->rows, work->width / PANEL, work->weights + first, KEYS, work->values + first * PANEL,
+    int first = work->kept == F32 ? values->first : values->first / 2;
+    int count = in_words(values->last, work->kept) - first;
+    multiply_kept(
+        work, work->width / PANEL, work->weights + first, KEYS, work->values + first * PANEL,
         count, LONG * PANEL, work->sums, work->width, is_first ? NULL : work->shrinks
     );
 }
@@ -236,7 +275,7 @@ static void add_values(const work *work, const rows *values, int is_first) {
 static void begin_cut(work *work) {
     for (int row = 0; row < work->rows; row++) {
         work->tops[row] = -INFINITY;
-        work->totals[row] = 0;
+        work->totals[row] = fill(0);
     }
 }
 

@@ -1,31 +1,10 @@
 #include "multiply.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 /* Bytes ahead of the step at hand: what DRAM delivers while a request to it is under way. */
 enum { AHEAD = 2048, CACHE_LINE = 64 };
 
 typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
 typedef uint16_t raw_shorts __attribute__((vector_size(4 * LANES)));
-
-/* Of two bfloat16 in each lane, the one for the lower k and the other, as float32. */
-INLINE bits low_half(bits pair) { return pair << 16; }
-INLINE bits high_half(bits pair) { return pair & 0xffff0000; }
-
-INLINE bits load_bits(const char *from) {
-    bits raw;
-    memcpy(&raw, from, sizeof raw);
-    return raw;
-}
-
-/* The 32 bits at `from` in every lane. */
-INLINE bits spread(const char *from) {
-    uint32_t value;
-    memcpy(&value, from, sizeof value);
-    return (bits){0} + value;
-}
 
 INLINE floats spread_float(const char *from) {
     float value;
@@ -35,8 +14,8 @@ INLINE floats spread_float(const char *from) {
 
 #if DOT_PRODUCTS
 
-INLINE floats add_pairs(floats sum, const char *input, bits weight) {
-    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)spread(input), (__m512bh)weight);
+INLINE floats add_bf16(floats sum, const char *input, bits weight) {
+    return add_pairs(sum, spread(input), weight);
 }
 
 /* The input's bytes are unsigned, 128 more than they stand for; `add_excess` sums that, times the
@@ -66,7 +45,7 @@ INLINE ints pair_products(bits a, bits b) {
 #endif
 }
 
-INLINE floats add_pairs(floats sum, const char *input, bits weight) {
+INLINE floats add_bf16(floats sum, const char *input, bits weight) {
     sum += spread_float(input) * as_floats(low_half(weight));
     return sum + spread_float(input + 4) * as_floats(high_half(weight));
 }
@@ -89,7 +68,7 @@ INLINE void prefetch(const char *step) {
 }
 
 INLINE floats add_floats(floats sum, const char *input, bits weight, const enum dtype weights) {
-    if (weights == BF16) return add_pairs(sum, input, weight);
+    if (weights == BF16) return add_bf16(sum, input, weight);
     return sum + spread_float(input) * as_floats(weight);
 }
 

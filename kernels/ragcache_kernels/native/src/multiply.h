@@ -10,12 +10,6 @@
 #define TILE_ROWS 6
 #endif
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-#define DOT_PRODUCTS 1 /* instructions for a whole step of bfloat16 or int8 */
-#else
-#define DOT_PRODUCTS 0
-#endif
-
 INLINE int weights_per_step(enum dtype dtype) { return dtype == F32 ? 1 : dtype == BF16 ? 2 : 4; }
 
 /* Bytes of an input row for a step with such weights, as `take_rows` makes them: as in the weights

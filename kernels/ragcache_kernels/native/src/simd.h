@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -18,6 +18,12 @@
 #define LANES 8
 #else
 #define LANES 4
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define DOT_PRODUCTS 1 /* instructions that sum two products of bfloat16, or four of int8 */
+#else
+#define DOT_PRODUCTS 0
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -74,18 +80,6 @@ INLINE floats larger(floats a, floats b) {
 #endif
 }
 
-INLINE float sum(floats value) {
-    float total = 0;
-    LANE_LOOP total += value[lane];
-    return total;
-}
-
-INLINE float largest(floats value) {
-    float most = value[0];
-    LANE_LOOP most = value[lane] > most ? value[lane] : most;
-    return most;
-}
-
 /* What compilers make of `__builtin_convertvector` takes five instructions instead of one. */
 INLINE bits widen_halves(halves half) {
 #if defined(__AVX512F__)
@@ -113,11 +107,24 @@ INLINE ints widen_bytes(bytes byte) {
 INLINE floats widen(halves half) { return as_floats(widen_halves(half) << 16); }
 
 INLINE halves narrow(floats value) {
+#if DOT_PRODUCTS
+    return (halves)_mm512_cvtneps_pbh((__m512)value); /* subnormals become 0 */
+#else
     bits raw = as_bits(value);
     bits rounded = (raw + 0x7fff + ((raw >> 16) & 1)) >> 16;
     bits nan = (raw >> 16) | 0x40;
     ints is_nan = value != value;
     return __builtin_convertvector((nan & (bits)is_nan) | (rounded & ~(bits)is_nan), halves);
+#endif
+}
+
+/* Of two bfloat16 in each lane, the first and the second, as float32. */
+INLINE bits low_half(bits pair) { return pair << 16; }
+INLINE bits high_half(bits pair) { return pair & 0xffff0000; }
+
+/* Two bfloat16 of what bfloat16 can hold. */
+INLINE bits pair_of(floats first, floats second) {
+    return (as_bits(first) >> 16) | high_half(as_bits(second));
 }
 
 /* float8 e4m3 in the lowest byte of each lane. Its exponent counts from 7, float32's from 127; the
@@ -161,6 +168,19 @@ INLINE floats load_some(const void *base, int64_t index, enum dtype dtype, int c
 
 INLINE floats load(const void *base, int64_t index, enum dtype dtype) {
     return load_some(base, index, dtype, LANES);
+}
+
+INLINE bits load_bits(const void *from) {
+    bits raw;
+    memcpy(&raw, from, sizeof raw);
+    return raw;
+}
+
+/* The 32 bits at `from` in every lane. */
+INLINE bits spread(const void *from) {
+    uint32_t value;
+    memcpy(&value, from, sizeof value);
+    return (bits){0} + value;
 }
 
 INLINE void store_some(void *base, int64_t index, enum dtype dtype, floats value, int count) {
@@ -210,18 +230,56 @@ INLINE void transpose(bits rows[LANES]) {
     EXCHANGE(1)
 }
 
-/* 2^x for x ≤ 127, within 2 units in the last place; 0 below −125. The whole part, to nearest, goes
- * to the exponent; minimax polynomial for what is left, up to ½. */
+/* Distances halve: in the end lane 0 has all. */
+#define GATHER(distance, combine)                                                    \
+    if ((distance) < LANES) {                                                        \
+        floats other = __builtin_shufflevector(value, value, EVERY(HIGH, distance)); \
+        value = combine;                                                             \
+    }
+#define GATHER_ALL(combine) \
+    GATHER(8, combine) GATHER(4, combine) GATHER(2, combine) GATHER(1, combine)
+
+INLINE float sum(floats value) {
+    GATHER_ALL(value + other)
+    return value[0];
+}
+
+INLINE float largest(floats value) {
+    GATHER_ALL(larger(value, other))
+    return value[0];
+}
+
+/* 2^x for x ≤ 127, within 2 units in the last place; 0 where that is not a normal number, or nearly so. The whole part,
+ * to nearest, goes to the exponent; minimax polynomial for what is left, up to ½. */
 INLINE floats exp2_of(floats x) {
+    x = larger(x, fill(-200.0f));
+#if defined(__AVX512F__)
+    floats whole = (floats)_mm512_roundscale_ps((__m512)x, 0);
+#else
     const float shift = 0x1.8p23f; /* there a float's last bits are its whole part */
-    floats whole = larger(x, fill(-125.0f)) + shift;
-    floats part = larger(x, fill(-125.0f)) - (whole - shift);
+    floats shifted = x + shift, whole = shifted - shift;
+#endif
+    floats part = x - whole;
     floats value = fill(1.32647273e-3f);
     value = value * part + 9.67151299e-3f;
     value = value * part + 5.55073358e-2f;
     value = value * part + 2.40222424e-1f;
     value = value * part + 6.93147004e-1f;
     value = value * part + 1.0f;
-    bits power = as_bits(value) + (as_bits(whole) << 23);
+#if defined(__AVX512F__)
+    return (floats)_mm512_scalef_ps((__m512)value, (__m512)whole);
+#else
+    bits power = as_bits(value) + (as_bits(shifted) << 23);
     return as_floats(power & (bits)(x >= -125.0f));
+#endif
+}
+
+/* sum + the products of the two bfloat16 of every lane. */
+INLINE floats add_pairs(floats sum, bits a, bits b) {
+#if DOT_PRODUCTS
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum += as_floats(low_half(a)) * as_floats(low_half(b));
+    return sum + as_floats(high_half(a)) * as_floats(high_half(b));
+#endif
 }
