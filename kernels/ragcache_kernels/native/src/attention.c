@@ -300,26 +300,16 @@ static void attend_tile(work *work) {
     }
 }
 
-/* A key costs its conversion, as much as the products of a few rows, and the products of its rows. */
-static int64_t cost_of(const tile *tile, int group) {
-    return (int64_t)(tile->stop - tile->start) * (tile->queries * group + 4);
-}
-
+/* The last tiles, with the latest queries, see the most keys: they come first. */
 void attend_tiles(const struct attention *call, const member *self) {
     work work = work_of(call);
     lay_out(&work, call->scratch + self->rank * attention_scratch(call));
-    int64_t total = 0, done = 0;
-    for (int i = 0; i < call->num_tiles; i++)
-        total += call->kv_heads * cost_of(call->tiles + i, work.group);
-    for (int i = 0; i < call->num_tiles; i++) {
-        int64_t cost = cost_of(call->tiles + i, work.group);
-        for (int head = 0; head < call->kv_heads; head++, done += cost) {
-            if ((done + cost / 2) * self->size / (total + 1) != self->rank) continue;
-            work.tile = call->tiles[i];
-            work.head = head;
-            work.rows = work.tile.queries * work.group;
-            attend_tile(&work);
-        }
+    int64_t pieces = (int64_t)call->num_tiles * call->kv_heads, piece;
+    while ((piece = team_take(self)) < pieces) {
+        work.tile = call->tiles[(pieces - 1 - piece) / call->kv_heads];
+        work.head = piece % call->kv_heads;
+        work.rows = work.tile.queries * work.group;
+        attend_tile(&work);
     }
 }
 

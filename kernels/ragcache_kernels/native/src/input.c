@@ -21,10 +21,18 @@ INLINE int64_t span_size(enum dtype weights) {
     return SPAN * element_size(weights) + (weights == I8 ? sizeof(float) : 0);
 }
 
+/* Where the products can read rows as they are. */
+static int is_taken_in_place(const struct linear *call) {
+    const struct packed *weight = call->weight;
+    if (weight->dtype == F32) return 1;
+    return DOT_PRODUCTS && weight->dtype == BF16 && weight->in % weights_per_step(BF16) == 0;
+}
+
 int64_t input_depth(const struct input *input) {
     enum dtype weights = input->call->weight->dtype;
     int64_t fits = INPUT_BYTES / (input->count * span_size(weights)) * SPAN;
     int64_t reused = BLOCK_STEPS * weights_per_step(weights);
+    if (input->count <= TILE_ROWS && is_taken_in_place(input->call)) return input->call->weight->in;
     return input->count > TILE_ROWS && fits > reused ? reused : fits;
 }
 
@@ -76,8 +84,9 @@ struct rows take_rows(const struct input *input, int64_t k, int64_t depth, char 
     const struct linear *call = input->call;
     enum dtype weights = call->weight->dtype;
     int64_t from = input->first * call->input_stride + k, stride = call->input_stride;
-    if (weights == F32)
-        return (struct rows){(const char *)call->input + 4 * from, 4 * stride, 0, input->count};
+    int64_t size = size_of(call->dtype);
+    if (is_taken_in_place(call))
+        return (struct rows){(const char *)call->input + size * from, size * stride, 0, input->count};
     int64_t spans = ceil_div(depth, SPAN), bytes = spans * span_size(weights);
     for (int row = 0; row < input->count; row++)
         (weights == I8 ? quantise_row : copy_row)(call, from + row * stride, depth,

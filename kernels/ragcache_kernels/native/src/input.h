@@ -19,6 +19,6 @@ struct input {
 /* How many elements of each row are best taken at a time, a multiple of SPAN. */
 int64_t input_depth(const struct input *input);
 
-/* `depth` elements of each row from `k` on, with zeros up to a whole step. Float32 stays where it
- * is, all else goes to the buffer. */
+/* `depth` elements of each row from `k` on, with zeros up to a whole step. What need not be
+ * converted stays where it is, all else goes to the buffer. */
 struct rows take_rows(const struct input *input, int64_t k, int64_t depth, char *buffer);

@@ -4,6 +4,7 @@
 
 enum {
     GROUP = 16,    /* panels whose sums are under way, so that input is taken once for all */
+    PIECES = 4,    /* of work for each member, at least: so that all end at about one time */
     MANY_ROWS = 24 /* from there on, widening weights to a buffer pays */
 };
 
@@ -123,37 +124,31 @@ static int64_t block_depth(const struct input *input) {
     return ceil_div(ceil_div(in, blocks), SPAN) * SPAN;
 }
 
-static void run_block(const struct linear *call, int64_t first, int count, range panels) {
-    struct work work;
-    work.taken = -1;
-    work.input = (struct input){call, first, count};
-    int64_t depth = block_depth(&work.input);
-    for (int64_t panel = panels.begin; panel < panels.end; panel += GROUP) {
-        int64_t end = panel + GROUP < panels.end ? panel + GROUP : panels.end;
-        run_group(&work, (range){panel, end}, depth);
-    }
+static void run_piece(struct work *work, struct input input, range panels) {
+    if (work->input.first != input.first) work->taken = -1;
+    work->input = input;
+    run_group(work, panels, block_depth(&input));
 }
 
-/* Members that share the rows, where there are many; the others share the columns. */
-static int row_parts(int64_t rows, int size) {
-    int parts = 1;
-    for (int each = 2; each <= size; each++)
-        if (size % each == 0 && rows >= each * BLOCK_ROWS / 2) parts = each;
-    return parts;
+/* How many groups to take the panels in: for each member a few, of about equal sizes. */
+static int64_t groups_of(int64_t panels, int64_t blocks, int members) {
+    int64_t least = ceil_div(panels, GROUP), wanted = ceil_div(PIECES * members, blocks);
+    return least > wanted ? least : wanted < panels ? wanted : panels;
 }
 
 void linear(const struct linear *call, const member *self) {
-    int parts = row_parts(call->rows, self->size);
-    member by_rows = {self->rank % parts, parts, NULL};
-    member by_columns = {self->rank / parts, self->size / parts, NULL};
-    range rows = share(call->rows, TILE_ROWS, &by_rows);
-    range panels = share(ceil_div(call->weight->out, columns(call)), 1, &by_columns);
-    int64_t count = rows.end - rows.begin, blocks = ceil_div(count, BLOCK_ROWS);
-    if (count == 0) return;
-    int64_t size = ceil_div(ceil_div(count, blocks), TILE_ROWS) * TILE_ROWS;
-    for (int64_t first = rows.begin; first < rows.end; first += size) {
-        int64_t left = rows.end - first;
-        run_block(call, first, left < size ? left : size, panels);
+    if (call->rows == 0) return;
+    int64_t blocks = ceil_div(call->rows, BLOCK_ROWS);
+    int64_t size = ceil_div(ceil_div(call->rows, blocks), TILE_ROWS) * TILE_ROWS;
+    int64_t panels = ceil_div(call->weight->out, columns(call));
+    int64_t groups = groups_of(panels, blocks, self->size), piece;
+    struct work work;
+    work.input.first = -1;
+    while ((piece = team_take(self)) < blocks * groups) {
+        int64_t first = piece / groups * size, group = piece % groups;
+        int count = call->rows - first < size ? (int)(call->rows - first) : (int)size;
+        range some = {panels * group / groups, panels * (group + 1) / groups};
+        run_piece(&work, (struct input){call, first, count}, some);
     }
 }
 

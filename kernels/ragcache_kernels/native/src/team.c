@@ -29,6 +29,7 @@ struct team {
     atomic_int running;   /* workers that have not finished the body */
     atomic_int arrived;   /* of the barrier */
     atomic_uint barrier;  /* counts barriers that were passed */
+    atomic_long taken;    /* pieces of work since then */
     atomic_int stopping;
     atomic_int sleepers;
     pthread_mutex_t mutex;
@@ -121,6 +122,7 @@ void team_free(struct team *team) {
 
 void team_run(struct team *team, body run, void *argument) {
     member self = {0, team->size, team};
+    atomic_store(&team->taken, 0);
     if (team->size > 1) {
         team->run = run;
         team->argument = argument;
@@ -133,12 +135,16 @@ void team_run(struct team *team, body run, void *argument) {
 
 void team_wait(const member *self) {
     struct team *team = self->team;
-    if (team->size == 1) return;
     unsigned passed = atomic_load(&team->barrier);
     if (atomic_fetch_add(&team->arrived, 1) == team->size - 1) {
         atomic_store(&team->arrived, 0);
+        atomic_store(&team->taken, 0);
         atomic_fetch_add(&team->barrier, 1);
         return;
     }
     for (int turns = 0; atomic_load(&team->barrier) == passed;) pause_for(&turns);
+}
+
+int64_t team_take(const member *self) {
+    return atomic_fetch_add_explicit(&self->team->taken, 1, memory_order_relaxed);
 }

@@ -21,6 +21,10 @@ void team_run(struct team *team, body run, void *argument);
 /* Within a body: go on when all members have come here. */
 void team_wait(const member *self);
 
+/* Within a body: the number of a piece of work that no other member gets, from 0 on, until all
+ * have waited for each other. So one whose core is slower, or lent to others, does less. */
+int64_t team_take(const member *self);
+
 typedef struct {
     int64_t begin, end;
 } range;
