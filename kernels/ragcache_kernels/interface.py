@@ -89,9 +89,20 @@ class WholeLayer(Protocol):
     """A decoder layer as one call."""
 
     def __call__(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, plan: Any
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: LayerCache,
+        plan: Any,
+        *,
+        more: bool = False,
     ) -> Tensor:
-        """hidden `[T, H]` to `[T, H]`; cos and sin `[T, R]`. Writes the tokens' KV to the cache."""
+        """hidden `[T, H]` to `[T, H]`; cos and sin `[T, R]`. Writes the tokens' KV to the cache.
+
+        With `more`, the layer may wait for the next one, which is given this one's result: only
+        the result of the last is there.
+        """
 
 
 class FixedPlan(Protocol):

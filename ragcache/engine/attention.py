@@ -58,6 +58,7 @@ class LayerCall:
     hidden: Tensor
     cos: Tensor  # [T, R]
     sin: Tensor
+    more: bool  # the next call is of the layer that follows
 
 
 class ForwardContext(ABC):

@@ -65,6 +65,12 @@ class FastLayer:
         else:
             self._mlp_norm = norm_of(layer.post_attention_layernorm)
         self._whole = backend.whole_layer(self._parts())
+        self.goes_on = False  # the next module is such a layer too, and nothing is done in between
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one call of the kernels."""
+        return self._whole is not None
 
     def forward(
         self,
@@ -82,8 +88,10 @@ class FastLayer:
         ops, hidden = context.ops, hidden_states[0]
         if self._whole is not None:
             cos, sin = position_embeddings
-            module = self._attention.module
-            return context.run_layer(LayerCall(module, self._whole, hidden, cos[0], sin[0]))[None]
+            call = LayerCall(
+                self._attention.module, self._whole, hidden, cos[0], sin[0], self.goes_on
+            )
+            return context.run_layer(call)[None]
         normed = ops.rms_norm(hidden, self._input_norm)
         update = self._attention(normed, position_embeddings, context)
         if self._update_norms is None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 from ragcache_kernels.interface import AttentionBackend, AttentionSpec, LayerCache, StepLayout
@@ -33,7 +34,7 @@ FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
     for name in ("Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
-Fast = FastLayer | FastNorm | FastHead
+Fast = TypeVar("Fast", FastLayer, FastNorm, FastHead)
 TRIAL_TOKENS = 8
 LEAST_TOLERANCE = 2e-4  # of float32, whose rounding adds up over a layer
 _LAYOUT = StepLayout(
@@ -60,14 +61,18 @@ def use_fast_layers(
     heads = [head for head in [model.get_output_embeddings()] if _is_plain_head(head)]
     trial = _Trial(model, backend, [*layers, *norms, *heads])
     frees = backend.ops.copies_weights and not keep_plain
-    fused = [trial.replace(layer, trial.fast_layer, frees) for layer in layers]
+    fused = {layer: trial.replace(layer, trial.fast_layer, frees) for layer in layers}
+    for fast, following in pairwise(fused.get(layer) for layer in decoder.layers):
+        if fast and following:
+            fast.goes_on = following.is_whole
     for norm in norms:
         trial.replace(norm, FastNorm)
     for head in heads:
         tied = head.weight is model.get_input_embeddings().weight
         trial.replace(head, trial.fast_head, frees and not tied)
-    log.info("%d of %d layers run fused", sum(fused), len(decoder.layers))
-    return sum(fused)
+    count = sum(fast is not None for fast in fused.values())
+    log.info("%d of %d layers run fused", count, len(decoder.layers))
+    return count
 
 
 def _is_supported(layer: Any) -> bool:
@@ -146,7 +151,7 @@ class _Trial(LayerContext):
 
     def run_layer(self, call: LayerCall) -> Tensor:
         cache = _cache(call.hidden, *self._shapes[call.module])
-        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan)
+        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan, more=call.more)
 
     def attend_packed(self, call: PackedCall) -> Tensor:
         cache = _cache(call.qkv, call.kv_heads, call.qkv.shape[2])
@@ -163,11 +168,8 @@ class _Trial(LayerContext):
 
     def replace(
         self, module: nn.Module, make: Callable[[Any], Fast], frees_weights: bool = False
-    ) -> bool:
-        """Let what `make` gives be the module's forward pass, if it does the same.
-
-        Returns whether it does.
-        """
+    ) -> Fast | None:
+        """Let what `make` gives be the module's forward pass; None if it does not do the same."""
         name = type(module).__name__
         try:
             fast = make(module)
@@ -176,18 +178,18 @@ class _Trial(LayerContext):
             raise
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s does not run fused: %r", name, error)
-            return False
-        if agrees:
-            module.forward = fast.forward
-            if frees_weights and not isinstance(fast, FastNorm):
-                free_weights(module, fast)
-        else:
+            return None
+        if not agrees:
             log.warning("%s does not run fused: its results would differ", name)
-        return agrees
+            return None
+        module.forward = fast.forward
+        if frees_weights and not isinstance(fast, FastNorm):
+            free_weights(module, fast)
+        return fast
 
     def _agrees(
         self,
-        fast: Fast,
+        fast: FastLayer | FastNorm | FastHead,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Tensor,

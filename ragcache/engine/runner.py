@@ -151,7 +151,7 @@ class _Step(LayerContext):
 
     def run_layer(self, call: LayerCall) -> Tensor:
         cache = self._cache(call.module)
-        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan)
+        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan, more=call.more)
 
     def _cache(self, attention: nn.Module) -> LayerCache:
         return self._pool.layers[attention.layer_idx]  # type: ignore[index]

@@ -1,8 +1,8 @@
-"""A whole decoder layer as one call; see src/layer.h."""
+"""Whole decoder layers as one call; see src/layer.h."""
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_int64, c_void_p, pointer
+from ctypes import POINTER, Structure, byref, c_int64, c_void_p, pointer
 from typing import cast
 
 import torch
@@ -14,7 +14,7 @@ from ragcache_kernels.native import structs
 from ragcache_kernels.native.attention import AttentionCalls, Logits
 from ragcache_kernels.native.library import Team
 from ragcache_kernels.native.linear import ADD, LinearCall, PackedLinear
-from ragcache_kernels.native.plan import NativePlan
+from ragcache_kernels.native.plan import LayerQueue, NativePlan
 from ragcache_kernels.native.structs import ACTIVATIONS, Pool, dense, weight_dtype
 
 _CPU = torch.device("cpu")
@@ -41,8 +41,6 @@ class StepCall(Structure):
     """`struct step`."""
 
     _fields_ = (
-        ("input", c_void_p),
-        ("output", c_void_p),
         ("normed", c_void_p),
         ("qkv", c_void_p),
         ("query", c_void_p),
@@ -55,6 +53,31 @@ class StepCall(Structure):
         ("slots", c_void_p),
         ("work", structs.Attention),
     )
+
+
+class Stack(Structure):
+    """`struct stack`."""
+
+    _fields_ = (
+        ("layers", POINTER(POINTER(LayerCall))),
+        ("steps", POINTER(POINTER(StepCall))),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("count", c_int64),
+    )
+
+    @classmethod
+    def of(cls, queue: LayerQueue) -> Stack:
+        """The layers that wait."""
+        layers, steps = zip(*queue.calls, strict=True)
+        count = len(layers)
+        return cls(
+            layers=(POINTER(LayerCall) * count)(*map(pointer, layers)),
+            steps=(POINTER(StepCall) * count)(*map(pointer, steps)),
+            input=queue.input.data_ptr(),
+            output=queue.output.data_ptr(),
+            count=count,
+        )
 
 
 class NativeLayer:
@@ -87,18 +110,25 @@ class NativeLayer:
             self._call.attention_norm, self._call.update_norm = map(self._norm, parts.update_norms)
 
     def __call__(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, plan: NativePlan
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: LayerCache,
+        plan: NativePlan,
+        *,
+        more: bool = False,
     ) -> Tensor:
         """See `WholeLayer`; raises TypeError for a hidden state that is not the weights' kind."""
         if hidden.dtype is not self._dtype or hidden.shape[1] != self._size:
             raise TypeError(f"{hidden.dtype} {list(hidden.shape)} for a layer in {self._dtype}")
         self._bind(cache, cos.shape[1])
-        hidden = dense(hidden)
-        output = torch.empty_like(hidden)
-        step = self._step(len(hidden), cos, sin, cache, plan)
-        step.input, step.output = hidden.data_ptr(), output.data_ptr()
-        self._team.library.run_layer(self._team.handle, byref(self._call), byref(step))
-        return output
+        queue = plan.queue = plan.queue or LayerQueue(dense(hidden), torch.empty_like(hidden))
+        queue.calls.append((self._call, self._step(len(hidden), cos, sin, cache, plan)))
+        if not more:
+            plan.queue = None
+            self._team.library.run_layers(self._team.handle, byref(Stack.of(queue)))
+        return queue.output
 
     def _bind(self, cache: LayerCache, rotary: int) -> None:
         """The pools stay where they are from step to step."""

@@ -57,8 +57,8 @@ def load(tier: str) -> ctypes.CDLL:
     library.team_free.argtypes = [ctypes.c_void_p]
     library.run_linear.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.run_linear.restype = None
-    library.run_layer.argtypes = [ctypes.c_void_p] * 3
-    library.run_layer.restype = None
+    library.run_layers.argtypes = [ctypes.c_void_p] * 2
+    library.run_layers.restype = None
     declare(library)
     return library
 

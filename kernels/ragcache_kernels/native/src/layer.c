@@ -4,6 +4,8 @@
 typedef struct {
     const struct layer *layer;
     const struct step *step;
+    const void *input;
+    void *output;
 } work;
 
 static void normalise(struct norm norm, const void *hidden, void *out, const work *w, const member *self) {
@@ -19,8 +21,8 @@ static void normalise(struct norm norm, const void *hidden, void *out, const wor
 static void add_and_normalise(struct norm norm, const work *w, const member *self) {
     norm.update = w->step->update;
     norm.update_row = norm.size;
-    norm.total = w->step->output;
-    normalise(norm, w->step->input, w->step->normed, w, self);
+    norm.total = w->output;
+    normalise(norm, w->input, w->step->normed, w, self);
 }
 
 static void multiply(struct linear product, const void *in, void *out, const work *w, const member *self) {
@@ -65,19 +67,18 @@ static void add(const work *w, const member *self) {
     range mine = share(count, LANES, self);
     for (int64_t i = mine.begin; i < mine.end; i += LANES) {
         int some = mine.end - i < LANES ? (int)(mine.end - i) : LANES;
-        floats total = load_some(w->step->output, i, down->dtype, some);
+        floats total = load_some(w->output, i, down->dtype, some);
         total += load_some(w->step->update, i, down->dtype, some);
-        store_some(w->step->output, i, down->dtype, total, some);
+        store_some(w->output, i, down->dtype, total, some);
     }
     team_wait(self);
 }
 
-static void run(void *argument, const member *self) {
-    const work *w = argument;
+static void run_layer(const work *w, const member *self) {
     const struct layer *layer = w->layer;
     const struct step *step = w->step;
     int norms_updates = layer->update_norm.weight != NULL;
-    normalise(layer->input_norm, step->input, step->normed, w, self);
+    normalise(layer->input_norm, w->input, step->normed, w, self);
     multiply(layer->qkv, step->normed, step->qkv, w, self);
     rotate(w, self);
     attend_to_pool(w, self);
@@ -90,11 +91,19 @@ static void run(void *argument, const member *self) {
         normalise(layer->update_norm, step->update, step->update, w, self);
         add(w, self);
     } else {
-        multiply(layer->down, step->gated, step->output, w, self); /* its epilogue adds */
+        multiply(layer->down, step->gated, w->output, w, self); /* its epilogue adds */
     }
 }
 
-void run_layer(struct team *team, const struct layer *layer, const struct step *step) {
-    work w = {layer, step};
-    team_run(team, run, &w);
+static void run(void *argument, const member *self) {
+    const struct stack *stack = argument;
+    for (int64_t i = 0; i < stack->count; i++) {
+        const void *input = i == 0 ? stack->input : stack->output;
+        work w = {stack->layers[i], stack->steps[i], input, stack->output};
+        run_layer(&w, self);
+    }
+}
+
+void run_layers(struct team *team, const struct stack *stack) {
+    team_run(team, run, (void *)stack);
 }

@@ -1,4 +1,4 @@
-/* A whole decoder layer in one call: the members meet between its operations. */
+/* Whole decoder layers in one call: the members meet between their operations. */
 #pragma once
 
 #include "attention.h"
@@ -17,8 +17,6 @@ struct layer {
 
 /* What is the same for all layers with one kind of attention. */
 struct step {
-    const void *input; /* [tokens, size] */
-    void *output;
     void *normed, *qkv, *query, *attended, *gated, *update; /* between the operations */
     const void *cos, *sin; /* [tokens, rotary] */
     int64_t angles_token;  /* stride */
@@ -26,4 +24,13 @@ struct step {
     struct attention work; /* table, tiles and memory for partial results */
 };
 
-EXPORT void run_layer(struct team *team, const struct layer *layer, const struct step *step);
+/* Layers that follow each other, each with the step for its kind. */
+struct stack {
+    const struct layer *const *layers;
+    const struct step *const *steps;
+    const void *input; /* [tokens, size], of the first; that of the others is the output */
+    void *output;
+    int64_t count;
+};
+
+EXPORT void run_layers(struct team *team, const struct stack *stack);
