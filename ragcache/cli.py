@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
@@ -79,21 +79,11 @@ class Doctor(ServeSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Variables and the file are those of `serve`: `json` is a flag only."""
-        return super().settings_customise_sources(
-            ServeSettings,
-            init_settings,
-            EnvSettingsSource(ServeSettings),
-            dotenv_settings,
-            file_secret_settings,
-        )
+        sources["env_settings"] = EnvSettingsSource(ServeSettings)
+        return super().settings_customise_sources(ServeSettings, **sources)
 
 
 class Bench(BaseModel):
