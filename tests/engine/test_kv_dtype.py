@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from small_models import small_model
 
 from ragcache.config import ServeSettings
 from ragcache.engine.model import check_kv_dtype, fingerprint
@@ -13,20 +13,6 @@ from ragcache.errors import ConfigError
 from ragcache.loading import build_runner
 
 LAYERS = [LayerShape(2, 64, 64), LayerShape(1, 64, 32)]
-
-
-def small_model():
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from ragcache_kernels.native import library
-from transformers import AutoConfig, AutoModelForCausalLM
+from small_models import small_model
 
 from ragcache.config import ServeSettings
 from ragcache.engine.model import check_quantization, fingerprint
@@ -14,21 +14,6 @@ from ragcache.errors import ConfigError
 from ragcache.loading import build_runner
 
 CPU = torch.device("cpu")
-
-
-def small_model(kind: str = "llama", dtype: torch.dtype = torch.float32):
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def settings() -> ServeSettings:
