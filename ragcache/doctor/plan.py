@@ -9,6 +9,7 @@ from ragcache_kernels import PREFERENCE, best_backend, objection
 
 from ragcache.config import ServeSettings
 from ragcache.doctor.model import FoundModel, locate, read_config, without_weights
+from ragcache.doctor.weights import weight_bytes
 from ragcache.engine.assembly import max_model_len
 from ragcache.engine.machine import free_memory
 from ragcache.engine.model import (
@@ -28,7 +29,8 @@ from ragcache.errors import ConfigError
 class Plan:
     """`others` has the attention backends that are not taken, each with the reason.
 
-    Weights are in bytes. The KV pool is in tokens, before what steps take of a GPU's memory.
+    Weights are in bytes, as they are kept once loaded. The KV pool is in tokens, before what steps
+    take of a GPU's memory.
     """
 
     model: FoundModel
@@ -38,6 +40,7 @@ class Plan:
     auto_dtype: str
     backend: str
     others: dict[str, str]
+    quantization: str | None
     weights: int
     kv_dtype: str
     kv_tokens: int
@@ -58,7 +61,7 @@ def make_plan(settings: ServeSettings) -> Plan:
     model = without_weights(config, dtype)
     layers = prepare_model(model)
     backend, others = _backends(device, dtype, layers)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    weights = weight_bytes(model, backend, settings)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
     return Plan(
         model=found,
@@ -68,6 +71,7 @@ def make_plan(settings: ServeSettings) -> Plan:
         auto_dtype=name_of(choose_dtype("auto", device)),
         backend=backend,
         others=others,
+        quantization=settings.quantization,
         weights=weights,
         kv_dtype=name_of(kv_dtype),
         kv_tokens=_pool_tokens(settings, layers, kv_dtype, weights, device),

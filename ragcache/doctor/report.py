@@ -77,6 +77,8 @@ def _plan(plan: Plan) -> Iterator[Row]:
     yield "attention", plan.backend
     for name, reason in plan.others.items():
         yield f"  not {name}", reason
+    if plan.quantization is not None:
+        yield "quantization", f"products in {plan.quantization}, the embedding in {plan.dtype}"
     yield "weights", _gib(plan.weights)
     tokens = f"{plan.kv_tokens:,} tokens in {plan.kv_dtype}"
     yield "KV pool", f"about {tokens}; a request has at most {plan.max_model_len:,}"

@@ -14,7 +14,7 @@ from ragcache.engine.batch import StepBatch
 from ragcache.engine.fast_model import use_fast_layers
 from ragcache.engine.graphs import CudaRecorder, DecodeGraphs, Limits
 from ragcache.engine.host_pool import host_pool
-from ragcache.engine.model import choose_kv_dtype
+from ragcache.engine.model import check_quantized, choose_kv_dtype
 from ragcache.engine.parallel import smallest
 from ragcache.engine.pool import STAGING, KVPool, LayerShape, pool_blocks
 from ragcache.engine.profile import largest_step, step_memory
@@ -82,18 +82,12 @@ class _Assembly:
         dims = (max(layer.key_dim, layer.value_dim) for layer in layers)
         name = best_backend(self._model.device, self._model.dtype, dims)
         log.info("attention runs on %s", name)
-        if self._settings.quantization is None:
-            return get_backend(name)
-        if name != "native":
-            raise ConfigError(f"quantization: the C kernels do it, and attention runs on {name}")
-        return NativeBackend(quantised=True)
+        quantised = self._settings.quantization is not None and name == "native"
+        return NativeBackend(quantised=True) if quantised else get_backend(name)
 
     def _use_fast_layers(self) -> None:
         fused = use_fast_layers(self._model, self._backend, keep_plain=False)
-        if self._settings.quantization is not None and fused < len(self._layers):
-            kind = self._model.config.model_type
-            count = f"{fused} of {len(self._layers)}"
-            raise ConfigError(f"quantization: it takes fused layers; of {kind}, {count} are")
+        check_quantized(self._settings.quantization, self._model, self._backend.name, fused)
 
     def _pool(self, num_blocks: int) -> KVPool:
         size, device = self._settings.block_size, self._model.device

@@ -54,11 +54,10 @@ def use_fast_layers(
     Unless the plain model is to be kept, weights that the kernels have copies of are freed.
     """
     decoder: Any = model.get_decoder()
-    layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
+    layers, heads = fusible(model)
     if not layers:
         return 0
     norms = [decoder.norm] if hasattr(decoder, "norm") else []
-    heads = [head for head in [model.get_output_embeddings()] if _is_plain_head(head)]
     trial = _Trial(model, backend, [*layers, *norms, *heads])
     frees = backend.ops.copies_weights and not keep_plain
     fused = {layer: trial.replace(layer, trial.fast_layer, frees) for layer in layers}
@@ -68,11 +67,23 @@ def use_fast_layers(
     for norm in norms:
         trial.replace(norm, FastNorm)
     for head in heads:
-        tied = head.weight is model.get_input_embeddings().weight
-        trial.replace(head, trial.fast_head, frees and not tied)
+        trial.replace(head, trial.fast_head, frees and not is_tied(head, model))
     count = sum(fast is not None for fast in fused.values())
     log.info("%d of %d layers run fused", count, len(decoder.layers))
     return count
+
+
+def fusible(model: PreTrainedModel) -> tuple[list[Any], list[nn.Linear]]:
+    """The layers that can be tried, and the head where there are any; values are not looked at."""
+    decoder: Any = model.get_decoder()
+    layers = [layer for layer in getattr(decoder, "layers", ()) if _is_supported(layer)]
+    heads = [head for head in [model.get_output_embeddings()] if layers and _is_plain_head(head)]
+    return layers, heads
+
+
+def is_tied(head: nn.Linear, model: PreTrainedModel) -> bool:
+    """Whether the weight is the embedding's as well, so that it stays beside its copy."""
+    return head.weight is model.get_input_embeddings().weight
 
 
 def _is_supported(layer: Any) -> bool:

@@ -66,6 +66,19 @@ def check_quantization(name: str | None, device: torch.device) -> None:
         raise ConfigError(f"quantization: {name} takes the C kernels: {error}") from error
 
 
+def check_quantized(name: str | None, model: PreTrainedModel, backend: str, fused: int) -> None:
+    """Raise ConfigError where not all of a model's layers run fused on the C kernels."""
+    if name is None:
+        return
+    if backend != "native":
+        raise ConfigError(f"quantization: the C kernels do it, and attention runs on {backend}")
+    layers = model.config.get_text_config().num_hidden_layers
+    if fused < layers:
+        count = f"{fused} of {layers}"
+        kind = model.config.model_type
+        raise ConfigError(f"quantization: it takes fused layers; of {kind}, {count} are")
+
+
 def load_config(source: ModelSource) -> PreTrainedConfig:
     """The configuration of a model that may be supported.
 

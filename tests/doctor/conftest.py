@@ -20,6 +20,7 @@ PLAN = Plan(
     auto_dtype="bfloat16",
     backend="native",
     others={"triton": "it is for CUDA devices", "torch": "native is faster"},
+    quantization=None,
     weights=1,
     kv_dtype="bfloat16",
     kv_tokens=10_000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ragcache_kernels.native.library import supported_tiers
 from redis_pool import RedisServer
 
 from ragcache import cli
@@ -41,6 +42,14 @@ def test_it_takes_the_variables_of_serve_and_no_other(doctor):
     plan = json.loads(out)["plan"]
     assert (status, plan["dtype"]) == (0, "float16")
     assert plan["others"].keys() | {plan["backend"]} >= {"torch", "triton"}
+
+
+@pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")
+def test_quantization_is_said_where_it_is_set(doctor):
+    assert "quantization" not in doctor()[1]
+    status, out = doctor("--quantization", "int8", "--device", "cpu", "--dtype", "bfloat16")
+    assert status == 0
+    assert "products in int8, the embedding in bfloat16" in out
 
 
 def test_what_cannot_be_served_ends_with_status_1_and_the_reason(doctor):
