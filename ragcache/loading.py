@@ -15,6 +15,7 @@ from ragcache.config import ServeSettings
 from ragcache.engine.assembly import build_runner, max_model_len
 from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
+from ragcache.engine.messenger import Messenger
 from ragcache.engine.model import (
     check_kv_dtype,
     check_quantization,
@@ -212,7 +213,7 @@ def start_engine(
         cost=_step_cost(settings),
     )
     mailboxes = Mailboxes()
-    engine = Engine(runner, scheduler, mailboxes)
+    engine = Engine(runner, scheduler, Messenger(mailboxes))
     engine.start()
     limits = Limits(
         max_requests=settings.max_running + settings.max_queue,

@@ -8,6 +8,7 @@ slot, a stale block or a lost copy therefore changes its answers, exactly as in 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from ragcache_kernels.interface import StepLayout
 from torch import Tensor
 
 from ragcache.engine.batch import StepBatch
+from ragcache.engine.runner import nothing
 
 
 class HashRunner:
@@ -31,8 +33,9 @@ class HashRunner:
         self._host: NDArray[np.int64] = np.full((host_blocks, block_size), -1, dtype=np.int64)
         self._vocab_size = vocab_size
 
-    def run(self, batch: StepBatch) -> Tensor:
+    def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`."""
+        meanwhile()
         for source, target in batch.swap_outs:
             self._host[target] = self._slots[source]
         for source, target in batch.swap_ins:

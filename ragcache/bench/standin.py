@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter, sleep
@@ -15,6 +15,7 @@ from ragcache.bench.hashing import HashRunner
 from ragcache.bench.settings import apart
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.bridge import EngineClient
+from ragcache.engine.runner import nothing
 from ragcache.engine.source import find_model
 from ragcache.gateway.app import create_app, listening
 from ragcache.loading import assemble, start_engine
@@ -36,8 +37,9 @@ class TimedRunner(HashRunner):
 
     seconds = 0.0
 
-    def run(self, batch: StepBatch) -> Tensor:
+    def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """See `HashRunner`."""
+        meanwhile()
         started = perf_counter()
         sleep(STEP)
         logits = super().run(batch)

@@ -19,6 +19,7 @@ from ragcache_kernels.reference import attend_sequence
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ragcache.engine import fast_decoder
 from ragcache.engine.attention import (
     AttentionCall,
     LayerCall,
@@ -26,6 +27,7 @@ from ragcache.engine.attention import (
     PackedCall,
     forward_context,
 )
+from ragcache.engine.fast_decoder import FastDecoder
 from ragcache.engine.fast_layers import ACTIVATIONS, FastHead, FastLayer, FastNorm, free_weights
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ def use_fast_layers(
         trial.replace(norm, FastNorm)
     for head in heads:
         trial.replace(head, trial.fast_head, frees and not is_tied(head, model))
+    if all(fused.get(layer) for layer in decoder.layers) and _name(model) in fast_decoder.FAMILIES:
+        trial.replace_forward(model)
     count = sum(fast is not None for fast in fused.values())
     log.info("%d of %d layers run fused", count, len(decoder.layers))
     return count
@@ -86,8 +90,12 @@ def is_tied(head: nn.Linear, model: PreTrainedModel) -> bool:
     return head.weight is model.get_input_embeddings().weight
 
 
+def _name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 def _is_supported(layer: Any) -> bool:
-    if f"{type(layer).__module__}.{type(layer).__qualname__}" not in FAMILIES:
+    if _name(layer) not in FAMILIES:
         return False
     try:
         return _has_plain_parts(layer)
@@ -197,6 +205,18 @@ class _Trial(LayerContext):
         if frees_weights and not isinstance(fast, FastNorm):
             free_weights(module, fast)
         return fast
+
+    def replace_forward(self, model: PreTrainedModel) -> None:
+        """Let a `FastDecoder` run the model, if it gives the same bits."""
+        tokens = torch.arange(TRIAL_TOKENS, device=model.device)
+        inputs = {"input_ids": tokens[None], "position_ids": tokens[None]}
+        fast = FastDecoder(model)
+        with torch.inference_mode(), forward_context(self):
+            plain = model(**inputs, use_cache=False, logits_to_keep=tokens[-1:]).logits
+            if torch.equal(fast.forward(**inputs, logits_to_keep=tokens[-1:]).logits, plain):
+                model.forward = fast.forward
+            else:
+                log.warning("%s runs as it is: its results would differ", type(model).__name__)
 
     def _agrees(
         self,

@@ -35,7 +35,8 @@ STOP_WITHIN = 10.0  # seconds that the last step may take before it is left to i
 class EventSink(Protocol):
     """Where the events of requests go; called on the engine thread.
 
-    At most once a step, and once more in a step that admits requests.
+    At most once a step, when the next one is being computed: whoever is told has the interpreter
+    then, and holds up nothing.
     """
 
     def deliver(self, events: Events) -> None:
@@ -143,7 +144,9 @@ class Engine:
             while not self._stopping:
                 self._take_commands()
                 self._step()
-                self._flush()
+                if not self._scheduler.busy:
+                    self._flush()
+            self._flush()
         except Exception:
             log.exception("the engine thread died")
             error = EngineUnavailable("the engine has failed; the server's log tells why")
@@ -221,11 +224,11 @@ class Engine:
         if admitted := self._scheduler.take_admitted():
             for sequence, row in admitted:
                 self._answers.announce(sequence, row)
-            self._flush()  # while the model runs, their hits are explained
         if not chunks:
+            self._flush()
             return
         self._pace.begin()
-        logits = self._runner.run(self._batches.build(chunks))
+        logits = self._runner.run(self._batches.build(chunks), self._flush)
         self._busy_since = time.monotonic()
         self._cache.copies_done()
         self._advance(chunks)

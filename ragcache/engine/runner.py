@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,11 +25,18 @@ from ragcache.engine.host_pool import HostPool
 from ragcache.engine.pool import KVPool
 
 
+def nothing() -> None:
+    """What is done meanwhile, by default."""
+
+
 class Runner(Protocol):
     """Whatever turns a step's batch into logits."""
 
-    def run(self, batch: StepBatch) -> Tensor:
-        """Logits `[S', V]` of the rows in `batch.last_idx`."""
+    def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
+        """Logits `[S', V]` of the rows in `batch.last_idx`.
+
+        `meanwhile` is called once, as late as it can be with the step still to be computed.
+        """
 
     def prepare(self, layout: StepLayout) -> None:
         """Plan a step that may come next; called while a GPU still runs the last one."""
@@ -64,7 +72,7 @@ class ModelRunner:
         return self.pool.dtype
 
     @torch.inference_mode()
-    def run(self, batch: StepBatch) -> Tensor:
+    def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""
         if self.host is not None:
             self.host.swap_out(batch.swap_outs)
@@ -74,13 +82,14 @@ class ModelRunner:
         if self._graphs is not None:
             logits = self._graphs.run(batch)
             if logits is not None:
+                meanwhile()
                 return logits
         plan = self._backend.plan(batch.layout, self._device)
         inputs = (batch.input_ids, batch.position_ids, batch.last_idx)
         input_ids, position_ids, last_idx = (
             upload(tensor.numpy(), self._device) for tensor in inputs
         )
-        return self._forward(input_ids, position_ids, plan, last_idx)
+        return self._forward(input_ids, position_ids, plan, last_idx, meanwhile)
 
     @torch.inference_mode()
     def warm_up(self, largest: StepBatch) -> None:
@@ -108,9 +117,14 @@ class ModelRunner:
         self._backend.prepare(padded)
 
     def _forward(
-        self, input_ids: Tensor, position_ids: Tensor, plan: Any, keep: Tensor | int
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        plan: Any,
+        keep: Tensor | int,
+        meanwhile: Callable[[], None] = nothing,
     ) -> Tensor:
-        with forward_context(_Step(self.pool, self._backend, plan)):
+        with forward_context(_Step(self.pool, self._backend, plan, meanwhile)):
             output = self._model(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -131,27 +145,42 @@ class ModelRunner:
 
 
 class _Step(LayerContext):
-    """The forward context of one step."""
+    """The forward context of one step; `meanwhile` is called when all of it, or most, is left."""
 
-    def __init__(self, pool: KVPool, backend: AttentionBackend[Any], plan: object) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        backend: AttentionBackend[Any],
+        plan: object,
+        meanwhile: Callable[[], None],
+    ) -> None:
         self._pool = pool
         self._backend = backend
         self._plan = plan
+        self._meanwhile = meanwhile
         self.ops = backend.ops
 
     def attend(self, call: AttentionCall) -> Tensor:
         cache = self._cache(call.module)
+        self._begin()
         self._backend.write_kv(call.key, call.value, cache, self._plan)
         return self._backend.attend(call.query, cache, self._plan, call.spec)
 
     def attend_packed(self, call: PackedCall) -> Tensor:
         cache = self._cache(call.module)
+        self._begin()
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
         return self._backend.attend(query, cache, self._plan, call.spec)
 
     def run_layer(self, call: LayerCall) -> Tensor:
         cache = self._cache(call.module)
+        if not call.more:
+            self._begin()
         return call.layer(call.hidden, call.cos, call.sin, cache, self._plan, more=call.more)
+
+    def _begin(self) -> None:
+        self._meanwhile()
+        self._meanwhile = nothing
 
     def _cache(self, attention: nn.Module) -> LayerCache:
         return self._pool.layers[attention.layer_idx]  # type: ignore[index]

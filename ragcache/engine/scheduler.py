@@ -110,11 +110,14 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Choose the next step; empty when nothing can run."""
         decodes = self._decodes()
-        closing = self._last_chunks(self._budget(decodes, []))
-        self._admit(self._budget(decodes, closing))
+        closing = self._last_chunks(self._budget(decodes, [])) if self.closing else []
+        if self.waiting:
+            self._admit(self._budget(decodes, closing))
         served = {chunk.sequence for chunk in decodes}
         pending = [sequence for sequence in self.running if sequence not in served]
-        prefills = closing + self._prefills(pending, self._budget(decodes, closing))
+        prefills = closing
+        if pending:
+            prefills = closing + self._prefills(pending, self._budget(decodes, closing))
         chunks = decodes + prefills
         if self.cost is not None and chunks:
             self.cost.begin(decodes, prefills)

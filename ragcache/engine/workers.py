@@ -23,7 +23,7 @@ from ragcache.config import ServeSettings
 from ragcache.engine.batch import StepBatch
 from ragcache.engine.messages import Start, pack, receive, send
 from ragcache.engine.parallel import abort, joined
-from ragcache.engine.runner import Runner
+from ragcache.engine.runner import Runner, nothing
 from ragcache.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -197,10 +197,10 @@ class ParallelRunner:
         self._runner = runner
         self._workers = workers
 
-    def run(self, batch: StepBatch) -> Tensor:
+    def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """See `Runner`."""
         self._workers.send(batch)
-        logits = self._runner.run(batch)
+        logits = self._runner.run(batch, meanwhile)
         if logits.is_cuda:  # not yet computed, and never, if the collectives have been aborted
             torch.cuda.current_stream(logits.device).synchronize()
         if self._workers.failed is not None:

@@ -21,11 +21,11 @@ class Slow(HashRunner):
         super().__init__(stalls.NUM_BLOCKS, stalls.BLOCK_SIZE, 61)
         self.mixed: list[int] = []
 
-    def run(self, batch):
+    def run(self, batch, *meanwhile):
         sleep(TOKEN * batch.input_ids.shape[1])
         if len(batch.layout.kv_len) > 1:
             self.mixed.append(batch.input_ids.shape[1])
-        return super().run(batch)
+        return super().run(batch, *meanwhile)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ def held(model, seconds=None):
     """The model takes so long for a step or, without a time, waits until it is let go."""
     gate, run = threading.Event(), model.run
 
-    def slow(batch):
+    def slow(batch, meanwhile):
+        meanwhile()
         gate.wait(seconds)
         return run(batch)
 

@@ -30,12 +30,12 @@ class SlowRunner(HashRunner):
     steps = 0
     pause = 0.002  # seconds
 
-    def run(self, batch):
+    def run(self, batch, *meanwhile):
         self.steps += 1
         if self.steps == self.fail_at:
             raise RuntimeError("the device is gone")
         time.sleep(self.pause)
-        return super().run(batch)
+        return super().run(batch, *meanwhile)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_closing_early_stops_the_generation(client, runner):
 def hang(runner):
     """Lets the next step wait until the test has ended, or calls what it gets."""
     go_on, run = threading.Event(), runner.run
-    runner.run = lambda batch: go_on.wait(60) and run(batch)
+    runner.run = lambda batch, meanwhile: meanwhile() or (go_on.wait(60) and run(batch))
     yield go_on.set
     go_on.set()
 

@@ -54,9 +54,9 @@ def test_the_end_is_told_at_once_and_asks_for_no_logits(bench, steps, allowed):
     wanted = []
     run = engine.model.run
 
-    def spy(batch):
+    def spy(batch, meanwhile):
         wanted.append(len(batch.last_idx))
-        return run(batch)
+        return run(batch, meanwhile)
 
     engine.model.run = spy
     engine.submit("a", PROMPT, max_tokens=40, grammar=steps(allowed))

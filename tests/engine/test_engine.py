@@ -23,7 +23,8 @@ def test_a_hit_is_told_before_the_model_runs(bench, monkeypatch):
     engine = bench()
     run, told = engine.model.run, []
 
-    def watch(batch):
+    def watch(batch, meanwhile):
+        meanwhile()
         told.append({name: seen.cached_tokens for name, seen in engine.sink.outcomes.items()})
         return run(batch)
 
@@ -368,8 +369,8 @@ def test_a_request_whose_logits_are_not_numbers_fails_alone(bench, steps, allowe
     engine = bench()
     run = engine.model.run
 
-    def broken(batch):
-        logits = run(batch)
+    def broken(batch, meanwhile):
+        logits = run(batch, meanwhile)
         for row, last in enumerate(batch.last_idx.tolist()):
             if batch.input_ids[0, last] == 60:
                 logits[row] = float("nan")

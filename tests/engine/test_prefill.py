@@ -89,8 +89,8 @@ def test_a_broken_row_in_the_middle_of_the_prompt_fails_the_request(bench):
     engine = bench()
     run = engine.model.run
 
-    def broken(batch):
-        logits = run(batch)
+    def broken(batch, meanwhile):
+        logits = run(batch, meanwhile)
         logits[batch.input_ids[0, batch.last_idx] == 60] = float("nan")
         return logits
 

@@ -33,9 +33,9 @@ class Recorder(HashRunner):
         super().__init__(num_blocks, 4, 11)
         self.batches = []
 
-    def run(self, batch):
+    def run(self, batch, *meanwhile):
         self.batches.append(batch)
-        return super().run(batch)
+        return super().run(batch, *meanwhile)
 
 
 @pytest.mark.parametrize(

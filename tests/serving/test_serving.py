@@ -265,7 +265,7 @@ async def test_reading_a_prompt_counts_as_waiting(serving, tokenizer, monkeypatc
 async def test_an_engine_that_hangs_in_its_first_step_is_not_ready(serving, runner, monkeypatch):
     assert serving.ready() is None
     go_on, run = threading.Event(), runner.run
-    runner.run = lambda batch: go_on.wait(60) and run(batch)
+    runner.run = lambda batch, meanwhile: meanwhile() or (go_on.wait(60) and run(batch))
     monkeypatch.setattr("ragcache.serving.serving.STALLED_AFTER", 0.05)
     try:
         generation = await serving.start(request(max_tokens=1))

@@ -1,0 +1,48 @@
+"""Events on their way from the engine thread, which does not wait for whom it tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+from ragcache.engine.answers import Events
+from ragcache.engine.loop import EventSink
+from ragcache.errors import EngineUnavailable
+
+
+class Messenger:
+    """An event sink that tells another one, on a thread of its own, until the engine fails or ends.
+
+    To wake an event loop takes a system call, for which the interpreter is let go; the loop's
+    thread takes it then, and the engine's would wait for it with the next step to begin.
+    """
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._main, name="ragcache-events", daemon=True)
+        self._thread.start()
+
+    def deliver(self, events: Events) -> None:
+        """See `EventSink`; raises RuntimeError if the other one cannot be told any more."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread that tells of events has died")
+        self._messages.put(partial(self._sink.deliver, events))
+
+    def fail(self, error: EngineUnavailable) -> None:
+        """See `EventSink`; returns when it has been told."""
+        self._messages.put(partial(self._end, error))
+        self._thread.join()
+        if not self._ended:
+            self._sink.fail(error)
+
+    def _end(self, error: EngineUnavailable) -> None:
+        self._ended = True
+        self._sink.fail(error)
+
+    def _main(self) -> None:
+        while not self._ended:
+            self._messages.get()()
