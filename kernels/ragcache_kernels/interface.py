@@ -85,26 +85,6 @@ class LayerParts:
     update_norms: tuple[Norm, Norm] | None
 
 
-class WholeLayer(Protocol):
-    """A decoder layer as one call."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: LayerCache,
-        plan: Any,
-        *,
-        more: bool = False,
-    ) -> Tensor:
-        """hidden `[T, H]` to `[T, H]`; cos and sin `[T, R]`. Writes the tokens' KV to the cache.
-
-        With `more`, the layer may wait for the next one, which is given this one's result: only
-        the result of the last is there.
-        """
-
-
 class FixedPlan(Protocol):
     """A plan whose tensors stay where they are, so that launches that read it can be recorded."""
 
@@ -148,9 +128,23 @@ class AttentionBackend(ABC, Generic[PlanT]):
     def attend(self, query: Tensor, cache: LayerCache, plan: PlanT, spec: AttentionSpec) -> Tensor:
         """Attention of query `[T, Hq, D]`, after `write_kv`: `[T, Hq, Dv]` in the query's dtype."""
 
-    def whole_layer(self, parts: LayerParts) -> WholeLayer | None:
-        """The layer as one call, where there is one that gains by it; else None."""
+    def whole_layer(self, parts: LayerParts) -> Any:
+        """The layer as `run_layers` takes it, where that gains anything; else None."""
         return None
+
+    def run_layers(
+        self,
+        layers: Sequence[Any],
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[LayerCache],
+        plan: PlanT,
+    ) -> Tensor:
+        """What layers from `whole_layer` that follow each other make of hidden `[T, H]`.
+
+        The angles are cosines and sines `[T, R]`. The tokens' KV goes to the layers' caches.
+        """
+        raise NotImplementedError(f"{self.name} has no whole layers")
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block src to block dst in every cache; all sources are read before any write."""

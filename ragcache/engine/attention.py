@@ -9,13 +9,13 @@ under our name, so transformers builds no mask at all: the backend masks by posi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_kernels.interface import AttentionSpec, WholeLayer
+from ragcache_kernels.interface import AttentionSpec
 from ragcache_kernels.layer_ops import LayerOps, Rotation
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -50,15 +50,13 @@ class PackedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCall:
-    """The call of a decoder layer that is one call of the kernels; `hidden` is `[T, H]`."""
+class LayersCall:
+    """The call of decoder layers that are one call of the kernels; `hidden` is `[T, H]`."""
 
-    module: nn.Module  # its attention
-    layer: WholeLayer
+    modules: Sequence[nn.Module]  # their attention
+    layers: Sequence[Any]  # see `AttentionBackend.run_layers`
     hidden: Tensor
-    cos: Tensor  # [T, R]
-    sin: Tensor
-    more: bool  # the next call is of the layer that follows
+    angles: tuple[Tensor, Tensor]  # cosines and sines, [T, R]
 
 
 class ForwardContext(ABC):
@@ -79,8 +77,8 @@ class LayerContext(ForwardContext):
         """The layer's attention, `[T, Hq, D]`, of queries and keys that are not rotated yet."""
 
     @abstractmethod
-    def run_layer(self, call: LayerCall) -> Tensor:
-        """The hidden state behind the layer, `[T, H]`."""
+    def run_layers(self, call: LayersCall) -> Tensor:
+        """The hidden state behind the layers, `[T, H]`."""
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("ragcache_forward", default=None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ragcache.engine.attention import LayerContext, current_context
+from ragcache.engine.attention import LayerContext, LayersCall, current_context
+from ragcache.engine.fast_layers import FastLayer
 
 FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}ForCausalLM"
-    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
 
 
@@ -24,29 +26,52 @@ class Logits:
 
 
 class FastDecoder:
-    """The forward pass of a causal language model: embedding, layers, norm, head.
+    """The forward pass of a causal language model: embedding, layers as one call, norm, head.
 
     transformers also gathers what a caller may ask for, and prepares masks and caches; on a CPU
     that is a tenth of a decode of a small model. Only the `FAMILIES` are known to do no more.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, layers: list[FastLayer]) -> None:
         decoder: Any = model.get_decoder()
         self.plain = model.forward
         self._embed = decoder.embed_tokens
-        self._rotary = decoder.rotary_emb
-        self._layers = [layer.forward for layer in decoder.layers]
-        self._norm = decoder.norm.forward
-        self._head = model.get_output_embeddings().forward
+        self._rotary = Angles(decoder.rotary_emb)
+        self._attentions = [layer.attention for layer in layers]
+        self._layers = [layer.whole for layer in layers]
+        self._norm = decoder.norm
+        self._head = model.get_output_embeddings()
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Logits of the rows `logits_to_keep` of `input_ids` `[1, T]` at `position_ids`."""
-        if not isinstance(current_context(), LayerContext):
+        context = current_context()
+        if not isinstance(context, LayerContext):
             return self.plain(*args, **options)
-        hidden = self._embed(options["input_ids"])
+        hidden = self._embed(options["input_ids"])[0]
         angles = self._rotary(hidden, options["position_ids"])
-        for layer in self._layers:
-            hidden = layer(hidden, position_embeddings=angles)
-        keep = options["logits_to_keep"]
-        rows = hidden[:, slice(-keep, None) if isinstance(keep, int) else keep]
-        return Logits(self._head(self._norm(rows)))
+        call = LayersCall(self._attentions, self._layers, hidden, angles)
+        rows = context.run_layers(call)[options["logits_to_keep"]]
+        return Logits(self._head(self._norm(rows[None])))
+
+
+class Angles:
+    """Cosines and sines of positions: from a table, where they depend on nothing else."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._is_fixed = module.rope_type not in ("dynamic", "longrope")
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`[T, R]` each, in hidden's dtype, for positions `[1, T]`."""
+        if not self._is_fixed:
+            cos, sin = self._module(hidden, positions)
+            return cos[0], sin[0]
+        if self._table is None or len(self._table[0]) <= int(positions.max()):
+            self._table = self._compute(hidden, 2 * int(positions.max()) + 1)
+        cos, sin = self._table
+        return cos[positions[0]], sin[positions[0]]
+
+    def _compute(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self._module(hidden, torch.arange(count, device=hidden.device)[None])
+        return cos[0], sin[0]

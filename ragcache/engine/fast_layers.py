@@ -18,8 +18,8 @@ from transformers.activations import ACT2FN
 
 from ragcache.engine.attention import (
     AttentionCall,
-    LayerCall,
     LayerContext,
+    LayersCall,
     PackedCall,
     current_context,
 )
@@ -64,13 +64,8 @@ class FastLayer:
             )
         else:
             self._mlp_norm = norm_of(layer.post_attention_layernorm)
-        self._whole = backend.whole_layer(self._parts())
-        self.goes_on = False  # the next module is such a layer too, and nothing is done in between
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is one call of the kernels."""
-        return self._whole is not None
+        self.whole = backend.whole_layer(self._parts())
+        self.attention = layer.self_attn
 
     def forward(
         self,
@@ -86,12 +81,10 @@ class FastLayer:
                 hidden_states, position_embeddings=position_embeddings, **options
             )
         ops, hidden = context.ops, hidden_states[0]
-        if self._whole is not None:
+        if self.whole is not None:
             cos, sin = position_embeddings
-            call = LayerCall(
-                self._attention.module, self._whole, hidden, cos[0], sin[0], self.goes_on
-            )
-            return context.run_layer(call)[None]
+            call = LayersCall([self.attention], [self.whole], hidden, (cos[0], sin[0]))
+            return context.run_layers(call)[None]
         normed = ops.rms_norm(hidden, self._input_norm)
         update = self._attention(normed, position_embeddings, context)
         if self._update_norms is None:

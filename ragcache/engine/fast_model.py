@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +21,8 @@ from transformers import PreTrainedModel
 from ragcache.engine import fast_decoder
 from ragcache.engine.attention import (
     AttentionCall,
-    LayerCall,
     LayerContext,
+    LayersCall,
     PackedCall,
     forward_context,
 )
@@ -37,6 +36,7 @@ FAMILIES = {
     for name in ("Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
 Fast = TypeVar("Fast", FastLayer, FastNorm, FastHead)
+_MISTAKES = AttributeError, LookupError, TypeError, ValueError, RuntimeError
 TRIAL_TOKENS = 8
 LEAST_TOLERANCE = 2e-4  # of float32, whose rounding adds up over a layer
 _LAYOUT = StepLayout(
@@ -63,15 +63,13 @@ def use_fast_layers(
     trial = _Trial(model, backend, [*layers, *norms, *heads])
     frees = backend.ops.copies_weights and not keep_plain
     fused = {layer: trial.replace(layer, trial.fast_layer, frees) for layer in layers}
-    for fast, following in pairwise(fused.get(layer) for layer in decoder.layers):
-        if fast and following:
-            fast.goes_on = following.is_whole
     for norm in norms:
         trial.replace(norm, FastNorm)
     for head in heads:
         trial.replace(head, trial.fast_head, frees and not is_tied(head, model))
-    if all(fused.get(layer) for layer in decoder.layers) and _name(model) in fast_decoder.FAMILIES:
-        trial.replace_forward(model)
+    whole = [fast for layer in decoder.layers if (fast := fused.get(layer)) and fast.whole]
+    if len(whole) == len(decoder.layers) and _name(model) in fast_decoder.FAMILIES:
+        trial.replace_forward(model, whole)
     count = sum(fast is not None for fast in fused.values())
     log.info("%d of %d layers run fused", count, len(decoder.layers))
     return count
@@ -168,9 +166,9 @@ class _Trial(LayerContext):
         self._shapes[call.module] = call.key.shape[1:]
         return _attend(call.query, call.key, call.value, call.spec)
 
-    def run_layer(self, call: LayerCall) -> Tensor:
-        cache = _cache(call.hidden, *self._shapes[call.module])
-        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan, more=call.more)
+    def run_layers(self, call: LayersCall) -> Tensor:
+        caches = [_cache(call.hidden, *self._shapes[module]) for module in call.modules]
+        return self._backend.run_layers(call.layers, call.hidden, call.angles, caches, self._plan)
 
     def attend_packed(self, call: PackedCall) -> Tensor:
         cache = _cache(call.qkv, call.kv_heads, call.qkv.shape[2])
@@ -195,7 +193,7 @@ class _Trial(LayerContext):
             agrees = self._agrees(fast, *self._calls[module])
         except torch.OutOfMemoryError:
             raise
-        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        except _MISTAKES as error:
             log.warning("%s does not run fused: %r", name, error)
             return None
         if not agrees:
@@ -206,17 +204,23 @@ class _Trial(LayerContext):
             free_weights(module, fast)
         return fast
 
-    def replace_forward(self, model: PreTrainedModel) -> None:
+    def replace_forward(self, model: PreTrainedModel, layers: list[FastLayer]) -> None:
         """Let a `FastDecoder` run the model, if it gives the same bits."""
         tokens = torch.arange(TRIAL_TOKENS, device=model.device)
-        inputs = {"input_ids": tokens[None], "position_ids": tokens[None]}
-        fast = FastDecoder(model)
-        with torch.inference_mode(), forward_context(self):
-            plain = model(**inputs, use_cache=False, logits_to_keep=tokens[-1:]).logits
-            if torch.equal(fast.forward(**inputs, logits_to_keep=tokens[-1:]).logits, plain):
-                model.forward = fast.forward
-            else:
-                log.warning("%s runs as it is: its results would differ", type(model).__name__)
+        inputs = {"input_ids": tokens[None], "position_ids": 7 * tokens[None]}
+        options: dict[str, Any] = {**inputs, "logits_to_keep": tokens[-1:]}
+        try:
+            fast = FastDecoder(model, layers)
+            with torch.inference_mode(), forward_context(self):
+                ours = fast.forward(**options).logits
+                agrees = torch.equal(ours, model(**options, use_cache=False).logits)
+        except _MISTAKES as error:
+            log.warning("%s runs as it is: %r", type(model).__name__, error)
+            return
+        if agrees:
+            model.forward = fast.forward
+        else:
+            log.warning("%s runs as it is: its results would differ", type(model).__name__)
 
     def _agrees(
         self,

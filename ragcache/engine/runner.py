@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ragcache.engine.attention import (
     AttentionCall,
-    LayerCall,
     LayerContext,
+    LayersCall,
     PackedCall,
     forward_context,
 )
@@ -172,11 +172,10 @@ class _Step(LayerContext):
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
         return self._backend.attend(query, cache, self._plan, call.spec)
 
-    def run_layer(self, call: LayerCall) -> Tensor:
-        cache = self._cache(call.module)
-        if not call.more:
-            self._begin()
-        return call.layer(call.hidden, call.cos, call.sin, cache, self._plan, more=call.more)
+    def run_layers(self, call: LayersCall) -> Tensor:
+        caches = [self._cache(module) for module in call.modules]
+        self._begin()
+        return self._backend.run_layers(call.layers, call.hidden, call.angles, caches, self._plan)
 
     def _begin(self) -> None:
         self._meanwhile()

@@ -41,7 +41,8 @@ def sample(
     A GPU that still runs the step is waited for once, behind everything that the host works out
     itself: the masks of grammars above all take no time of their own.
     """
-    broken = logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
+    logits = _widened(logits)
+    broken = _maximum(logits).isnan()  # the maximum of a row with a NaN is NaN
     kinds = [_kind(sequence, logits.shape[1]) for sequence in sequences]
     order = sorted(range(len(rows)), key=kinds.__getitem__)  # so that rows of a kind lie together
     sequences = [sequences[i] for i in order]
@@ -88,8 +89,24 @@ def _choose(
     return tokens, [bool(flag) for flag in flags]
 
 
+# On a CPU numpy is many times faster: it wakes no threads for a few rows.
+
+
+def _widened(logits: Tensor) -> Tensor:
+    if logits.device.type == "cpu" and logits.dtype is torch.bfloat16:
+        halves = logits.view(torch.int16).numpy().astype(np.int32)
+        return torch.from_numpy((halves << 16).view(np.float32))
+    return logits
+
+
+def _maximum(logits: Tensor) -> Tensor:
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().max(axis=-1))
+    return logits.amax(dim=-1)
+
+
 def _likeliest(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":  # numpy's argmax is nine times faster here
+    if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 

@@ -135,7 +135,8 @@ def test_a_whole_layer_is_what_its_operations_are(native, dtype, storage, kind):
     for step in range(2):  # the second one with what was put together for the first
         hidden, layout = random(TOKENS, SIZE, seed=step).to(dtype), step_layout()
         before = hidden.clone()
-        out = whole(hidden, cos, sin, caches[0], native.plan(layout, hidden.device))
+        plan = native.plan(layout, hidden.device)
+        out = native.run_layers([whole], hidden, (cos, sin), caches[:1], plan)
         assert torch.equal(hidden, before)
         plan = native.plan(layout, hidden.device)
         expected = one_by_one(parts, native, hidden, cos, sin, caches[1], plan)
@@ -155,12 +156,28 @@ def test_layers_that_differ_share_a_step(native):
     for kind, a in every:
         parts = Layer(torch.float32, KINDS[kind].get("spec", PLAIN)).parts(native)
         whole, rotation = native.whole_layer(parts), (angles[a].cos(), angles[a].sin())
-        outs.append(whole(hidden, *rotation, pool(torch.float32, None), plan))
+        outs.append(native.run_layers([whole], hidden, rotation, [pool(torch.float32, None)], plan))
         expected.append(
             one_by_one(parts, native, hidden, *rotation, pool(torch.float32, None), plan)
         )
     assert all(map(torch.equal, outs, expected))
     assert not any(torch.equal(a, b) for a, b in pairwise(outs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_follow_each_other_are_what_each_alone_is(native, dtype):
+    layout, hidden = step_layout(), random(TOKENS, SIZE).to(dtype)
+    angles = random(TOKENS, 16).cos().to(dtype), random(TOKENS, 16).sin().to(dtype)
+    parts = [Layer(dtype, KINDS[kind].get("spec", PLAIN)).parts(native) for kind in KINDS]
+    layers = [native.whole_layer(part) for part in parts]
+    caches = [[pool(dtype, None) for _ in layers] for _ in range(2)]
+    plan = native.plan(layout, hidden.device)
+    out = native.run_layers(layers, hidden, angles, caches[0], plan)
+    for layer, cache in zip(layers, caches[1], strict=True):
+        hidden = native.run_layers([layer], hidden, angles, [cache], plan)
+    assert torch.equal(out, hidden)
+    for one, other in zip(*caches, strict=True):
+        assert torch.equal(one.key, other.key)
 
 
 def test_what_is_no_whole_layer_is_run_operation_by_operation(native):
@@ -177,6 +194,6 @@ def test_hidden_states_of_another_kind_are_refused(native):
     cache = pool(torch.float32, None)
     for hidden in (random(TOKENS, SIZE).bfloat16(), random(TOKENS, SIZE + 1)):
         with pytest.raises(TypeError, match="for a layer in"):
-            whole(hidden, cos, sin, cache, plan)
+            native.run_layers([whole], hidden, (cos, sin), [cache], plan)
     with pytest.raises(TypeError, match="cosines"):
-        whole(random(TOKENS, SIZE), cos.bfloat16(), sin, cache, plan)
+        native.run_layers([whole], random(TOKENS, SIZE), (cos.bfloat16(), sin), [cache], plan)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import byref
+
 import torch
 from torch import Tensor
 
@@ -16,7 +19,7 @@ from ragcache_kernels.interface import (
 from ragcache_kernels.layer_ops import Rotation
 from ragcache_kernels.native import structs
 from ragcache_kernels.native.attention import AttentionCalls, Logits
-from ragcache_kernels.native.layer import NativeLayer
+from ragcache_kernels.native.layer import NativeLayer, Stack
 from ragcache_kernels.native.layer_ops import NativeLayerOps
 from ragcache_kernels.native.library import Team
 from ragcache_kernels.native.linear import PackedLinear
@@ -121,4 +124,22 @@ class NativeBackend(AttentionBackend[NativePlan]):
         products = (parts.qkv, parts.out, parts.gated, parts.down)
         if not all(isinstance(each, PackedLinear) for each in products):
             return None
-        return NativeLayer(self._team, self._calls, parts)
+        return NativeLayer(self._calls, parts)
+
+    def run_layers(
+        self,
+        layers: Sequence[NativeLayer],
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[LayerCache],
+        plan: NativePlan,
+    ) -> Tensor:
+        """All of them as one call; see `AttentionBackend`, and `NativeLayer.step` for errors."""
+        hidden, output = dense(hidden), torch.empty_like(hidden)
+        rotary = angles[0].shape[1]
+        pairs = list(zip(layers, caches, strict=True))
+        calls = [layer.bind(cache, rotary) for layer, cache in pairs]
+        steps = [layer.step(hidden, angles, cache, plan) for layer, cache in pairs]
+        stack = Stack.of(calls, steps, hidden, output)
+        self._team.library.run_layers(self._team.handle, byref(stack))
+        return output

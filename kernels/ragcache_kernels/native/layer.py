@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, byref, c_int64, c_void_p, pointer
-from typing import cast
+from ctypes import POINTER, Structure, c_int64, c_void_p, pointer
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from ragcache_kernels.interface import LayerCache, LayerParts
 from ragcache_kernels.layer_ops import Norm
 from ragcache_kernels.native import structs
 from ragcache_kernels.native.attention import AttentionCalls, Logits
-from ragcache_kernels.native.library import Team
 from ragcache_kernels.native.linear import ADD, LinearCall, PackedLinear
-from ragcache_kernels.native.plan import LayerQueue, NativePlan
-from ragcache_kernels.native.structs import ACTIVATIONS, Pool, dense, weight_dtype
+from ragcache_kernels.native.plan import NativePlan
+from ragcache_kernels.native.structs import ACTIVATIONS, Pool, weight_dtype
 
+Angles = tuple[Tensor, Tensor]
 _CPU = torch.device("cpu")
 
 
@@ -67,24 +67,22 @@ class Stack(Structure):
     )
 
     @classmethod
-    def of(cls, queue: LayerQueue) -> Stack:
-        """The layers that wait."""
-        layers, steps = zip(*queue.calls, strict=True)
+    def of(cls, layers: list[Any], steps: list[Any], hidden: Tensor, output: Tensor) -> Stack:
+        """Pointers to each layer's and step's arguments."""
         count = len(layers)
         return cls(
-            layers=(POINTER(LayerCall) * count)(*map(pointer, layers)),
-            steps=(POINTER(StepCall) * count)(*map(pointer, steps)),
-            input=queue.input.data_ptr(),
-            output=queue.output.data_ptr(),
-            count=count,
+            (POINTER(LayerCall) * count)(*layers),
+            (POINTER(StepCall) * count)(*steps),
+            hidden.data_ptr(),
+            output.data_ptr(),
+            count,
         )
 
 
 class NativeLayer:
     """A layer whose arguments are put together once, and for each step what is new in it."""
 
-    def __init__(self, team: Team, calls: AttentionCalls, parts: LayerParts) -> None:
-        self._team = team
+    def __init__(self, calls: AttentionCalls, parts: LayerParts) -> None:
         self._calls = calls
         self._parts = parts
         qkv, out, gated, down = (
@@ -108,32 +106,14 @@ class NativeLayer:
             self._call.down.epilogue = ADD
         else:
             self._call.attention_norm, self._call.update_norm = map(self._norm, parts.update_norms)
+        self._pointer = pointer(self._call)
+        # Those of a kind have the same arguments in a step.
+        self.kind = parts.spec.window, parts.heads, parts.kv_heads, self._dim, self._gated_size
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: LayerCache,
-        plan: NativePlan,
-        *,
-        more: bool = False,
-    ) -> Tensor:
-        """See `WholeLayer`; raises TypeError for a hidden state that is not the weights' kind."""
-        if hidden.dtype is not self._dtype or hidden.shape[1] != self._size:
-            raise TypeError(f"{hidden.dtype} {list(hidden.shape)} for a layer in {self._dtype}")
-        self._bind(cache, cos.shape[1])
-        queue = plan.queue = plan.queue or LayerQueue(dense(hidden), torch.empty_like(hidden))
-        queue.calls.append((self._call, self._step(len(hidden), cos, sin, cache, plan)))
-        if not more:
-            plan.queue = None
-            self._team.library.run_layers(self._team.handle, byref(Stack.of(queue)))
-        return queue.output
-
-    def _bind(self, cache: LayerCache, rotary: int) -> None:
-        """The pools stay where they are from step to step."""
+    def bind(self, cache: LayerCache, rotary: int) -> Any:
+        """A pointer to the layer's arguments; its pool stays where it is from step to step."""
         if cache is self._cache:
-            return
+            return self._pointer
         self._cache = cache
         attention, rotation = self._call.attention, self._call.rotation
         attention.key = rotation.key = Pool.of(cache.key, cache.key_scale)
@@ -141,43 +121,50 @@ class NativeLayer:
         rotation.block_size = cache.key.shape[1]
         rotation.rotary = rotary if self._parts.rotates else 0
         self._logits.put_into(attention)
+        return self._pointer
 
-    def _step(
-        self, tokens: int, cos: Tensor, sin: Tensor, cache: LayerCache, plan: NativePlan
-    ) -> StepCall:
-        """What this layer and others like it are given in this step."""
-        parts, dim, window = self._parts, self._dim, self._parts.spec.window
-        kind = (cos.data_ptr(), window, parts.heads, parts.kv_heads, dim, self._gated_size)
-        if kind not in plan.steps:
-            if not cos.dtype is sin.dtype is self._dtype or cos.stride() != sin.stride():
-                raise TypeError(f"cosines in {cos.dtype} for {self._dtype}")
-            attended = parts.heads * dim
-            sizes = {
-                "normed": self._size,
-                "qkv": attended + 2 * parts.kv_heads * dim,
-                "query": attended,
-                "attended": attended,
-                "gated": self._gated_size,
-                "update": self._size,
-            }
-            take = self._calls.scratch.take
-            between = {
-                name: take(name, (tokens, size), self._dtype, _CPU) for name, size in sizes.items()
-            }
-            work = self._calls.build(parts.heads, cache, plan, window, self._dtype)
-            work.query_token, work.query_head = attended, dim
-            pointers = {name: tensor.data_ptr() for name, tensor in between.items()}
-            step = StepCall(
-                cos=cos.data_ptr(),
-                sin=sin.data_ptr(),
-                angles_token=cos.stride(0),
-                slots=plan.slots.data_ptr(),
-                work=work,
-                **pointers,
-            )
-            plan.steps[kind] = step, [cos, sin, *between.values()]  # which live as long
-        step, _ = plan.steps[kind]
-        return cast(StepCall, step)
+    def step(self, hidden: Tensor, angles: Angles, cache: LayerCache, plan: NativePlan) -> Any:
+        """A pointer to what this layer and others of its kind are given in this step.
+
+        Raises TypeError for hidden states or angles that are not the weights' kind.
+        """
+        if hidden.dtype is not self._dtype or hidden.shape[1] != self._size:
+            raise TypeError(f"{hidden.dtype} {list(hidden.shape)} for a layer in {self._dtype}")
+        key = angles[0].data_ptr(), self.kind
+        if key not in plan.steps:
+            plan.steps[key] = self._new_step(len(hidden), angles, cache, plan)
+        return plan.steps[key][0]
+
+    def _new_step(
+        self, tokens: int, angles: Angles, cache: LayerCache, plan: NativePlan
+    ) -> tuple[Any, object]:
+        parts, (cos, sin) = self._parts, angles
+        if not cos.dtype is sin.dtype is self._dtype or cos.stride() != sin.stride():
+            raise TypeError(f"cosines in {cos.dtype} for {self._dtype}")
+        attended = parts.heads * self._dim
+        sizes = {
+            "normed": self._size,
+            "qkv": attended + 2 * parts.kv_heads * self._dim,
+            "query": attended,
+            "attended": attended,
+            "gated": self._gated_size,
+            "update": self._size,
+        }
+        take = self._calls.scratch.take
+        between = {
+            name: take(name, (tokens, size), self._dtype, _CPU) for name, size in sizes.items()
+        }
+        work = self._calls.build(parts.heads, cache, plan, parts.spec.window, self._dtype)
+        work.query_token, work.query_head = attended, self._dim
+        step = StepCall(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            angles_token=cos.stride(0),
+            slots=plan.slots.data_ptr(),
+            work=work,
+            **{name: tensor.data_ptr() for name, tensor in between.items()},
+        )
+        return pointer(step), [angles, *between.values()]  # which live as long
 
     def _norm(self, norm: Norm) -> structs.Norm:
         return structs.Norm(

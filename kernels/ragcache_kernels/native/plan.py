@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ragcache_kernels.growth import TilePlanner
 from ragcache_kernels.interface import StepLayout
@@ -37,15 +36,6 @@ class Work:
         return len(self.order)
 
 
-@dataclass(slots=True)
-class LayerQueue:
-    """Layers that wait for those that follow them, to run as one call; see `NativeLayer`."""
-
-    input: Tensor  # [T, H], of the first
-    output: Tensor  # of each of them
-    calls: list[tuple[Any, Any]] = field(default_factory=list)
-
-
 class NativePlan:
     """A step's slots and block table, and its tiles by window and number of queries."""
 
@@ -57,7 +47,6 @@ class NativePlan:
         self._planner = planner
         self._work: dict[tuple[int | None, int], Work] = {}
         self.steps: dict[Any, tuple[Any, object]] = {}  # see `NativeLayer`
-        self.queue: LayerQueue | None = None
 
     def work(self, window: int | None, queries: int) -> Work:
         """The tiles of at most `queries` queries for layers with this window."""

@@ -4,7 +4,7 @@
 
 enum {
     GROUP = 16,    /* panels whose sums are under way, so that input is taken once for all */
-    PIECES = 8,    /* of work for each member, at least: so that all end at about one time */
+    PIECES = 4,    /* of work for each member, at least: so that all end at about one time */
     MANY_ROWS = 24 /* from there on, widening weights to a buffer pays */
 };
 
