@@ -1,0 +1,145 @@
+"""Models that run without transformers' forward pass give the same bits as with it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from functools import wraps
+
+import pytest
+import torch
+from ragcache_kernels import get_backend
+from ragcache_kernels.native.backend import NativeBackend
+from ragcache_kernels.native.library import supported_tiers
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
+
+from ragcache.engine import fast_decoder
+from ragcache.engine.fast_decoder import Angles, FastDecoder
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+PROMPT = [5, 17, 40, 8, 8, 61, 33, 90, 12, 7, 77, 25, 50]
+PROMPTS = {"a": 8 * PROMPT, "b": PROMPT}  # "a" has positions behind the first table of angles
+DYNAMIC = {
+    "max_position_embeddings": 32,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+}
+
+needs_native = pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")
+
+
+@pytest.fixture
+def make_native(make_pair):
+    def make(name, **options):
+        return make_pair(name, kernels=NativeBackend(), **options)
+
+    return make
+
+
+def is_fast(model):
+    return isinstance(getattr(model.forward, "__self__", None), FastDecoder)
+
+
+def rows(pair):
+    """Logits of chunks of prompts and of decodes."""
+    engine = pair.engine(backend="native", max_batch_tokens=60)
+    pair.run(engine, PROMPTS, 4)
+    return torch.stack([logits for _, logits in engine.logits])
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_plain_families_give_the_same_bits(make_native, monkeypatch, name, dtype):
+    ours = make_native(name, dtype=dtype)
+    monkeypatch.setattr(fast_decoder, "FAMILIES", set())
+    theirs = make_native(name, dtype=dtype)
+    assert [is_fast(pair.paged) for pair in (ours, theirs)] == [True, False]
+    assert ours.fast_layers == theirs.fast_layers == 2
+    assert torch.equal(rows(ours), rows(theirs))
+
+
+def test_all_the_plain_families_are_tested():
+    assert {name.split(".")[2] for name in fast_decoder.FAMILIES} == set(FAMILIES)
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3_text"])
+def test_other_families_keep_their_forward_pass(make_native, name):
+    pair = make_native(name)
+    assert pair.fast_layers == 2
+    assert not is_fast(pair.paged)
+
+
+def test_without_whole_layers_a_model_keeps_its_forward_pass(make_pair):
+    assert not is_fast(make_pair("llama", kernels=get_backend("torch")).paged)
+
+
+@needs_native
+def test_a_model_whose_forward_pass_does_more_keeps_it(make_native, monkeypatch, caplog):
+    plain = LlamaForCausalLM.forward
+
+    @wraps(plain)
+    def scaled(self, *args, **options):
+        output = plain(self, *args, **options)
+        output.logits = 1.01 * output.logits
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
+    with caplog.at_level(logging.WARNING):
+        pair = make_native("llama")
+    assert caplog.messages == ["LlamaForCausalLM runs as it is: its results would differ"]
+    assert not is_fast(pair.paged)
+    engine = pair.engine(backend="native")
+    pair.run(engine, PROMPTS, 2)
+    pair.check_logits(engine)
+
+
+@needs_native
+def test_a_model_whose_parts_are_unknown_keeps_its_forward_pass(make_native, monkeypatch, caplog):
+    def remove(model):
+        del model.get_decoder().rotary_emb.rope_type
+
+    fixed = inspect.unwrap(LlamaRotaryEmbedding.forward)  # which does not ask for it
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", fixed)
+    with caplog.at_level(logging.WARNING):
+        pair = make_native("llama", alter=remove)
+    (message,) = caplog.messages
+    assert message.startswith("LlamaForCausalLM runs as it is: ")
+    assert "rope_type" in message
+    assert not is_fast(pair.paged)
+
+
+@needs_native
+def test_outside_of_a_step_the_model_answers_as_before(make_native):
+    pair = make_native("llama")
+    assert is_fast(pair.paged)
+    pair.paged.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = pair.paged(input_ids=torch.tensor([PROMPT]), use_cache=True)
+    assert torch.equal(output.logits[0], pair.reference(PROMPT))
+    assert output.past_key_values.get_seq_length() == len(PROMPT)
+
+
+@pytest.fixture
+def make_rotary(architectures):
+    def make(**options):
+        config = AutoConfig.for_model("llama", **{**architectures["llama"], **options})
+        return LlamaRotaryEmbedding(config)
+
+    return make
+
+
+@pytest.mark.parametrize(("options", "calls"), [({}, 3), (DYNAMIC, 5)], ids=["fixed", "dynamic"])
+def test_angles_are_those_of_the_module(make_rotary, monkeypatch, options, calls):
+    module, plain, called = make_rotary(**options), make_rotary(**options), []
+    angles, forward = Angles(module), module.forward
+    monkeypatch.setattr(module, "forward", lambda *args: called.append(1) or forward(*args))
+    hidden = torch.zeros(3, 32, dtype=torch.bfloat16)
+    for positions in ([0, 1, 2], [3, 0, 4], [5, 1, 2], [4, 40, 180], [6, 2, 9]):
+        expected = plain(hidden, torch.tensor([positions]))
+        found = angles(hidden, torch.tensor([positions]))
+        assert all(
+            torch.equal(ours, theirs[0]) for ours, theirs in zip(found, expected, strict=True)
+        )
+    assert len(called) == calls
