@@ -211,3 +211,24 @@ def test_logits_of_an_inference_pass_can_be_adjusted():
         logits = LOGITS[None] * 1.0
     rows = [sequence(temperature=0.0, logit_bias={5: 100.0}, repetition_penalty=1.1)]
     assert sample(logits, rows)[0].token_id == 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bfloat16_gives_the_tokens_of_the_same_numbers_in_float32(temperature):
+    logits = torch.randn(50, 61, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits[::2] -= 100  # negative everywhere
+    logits[::3, :40] = -torch.inf
+    logits[::5] = torch.zeros(61).bfloat16().copysign(logits[::5])
+    rows = [sequence(temperature=temperature, seed=i, logprobs=1) for i in range(50)]
+    assert sample(logits.clone(), rows) == sample(logits.float(), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_with_a_nan_are_flagged_and_no_others(dtype):
+    extremes = [[-torch.inf, 1.0], [torch.inf, 0.0], [-0.0, 0.0], [-3.0, -2.0], [-torch.inf, -0.0]]
+    broken = [[torch.nan, 1.0], [-torch.inf, torch.nan], [torch.inf, -torch.nan]]
+    logits = torch.tensor(extremes + broken, dtype=dtype)
+    rows = [sequence(temperature=0.0) for _ in logits]
+    sampled, flags = sample_rows(logits, rows, list(range(len(rows))))
+    assert [each.token_id for each in sampled[:5]] == [1, 0, 0, 1, 1]
+    assert flags == 5 * [False] + 3 * [True]
