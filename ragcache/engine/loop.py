@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -150,6 +151,8 @@ class Engine:
         except Exception:
             log.exception("the engine thread died")
             error = EngineUnavailable("the engine has failed; the server's log tells why")
+            with suppress(Exception):  # what came of the last step is told, if it can be
+                self._flush()
         self.failure = error
         self.stats = self.stats.ended()
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -208,6 +209,15 @@ async def test_a_dead_engine_fails_every_request_and_only_the_log_tells_why(clie
     stats = client.engine.stats
     assert (stats.running, stats.waiting, stats.pool.total) == (0, 0, 0)
     assert stats.query_tokens == 15
+
+
+async def test_what_came_of_the_last_step_is_told_before_the_failure(client, runner):
+    runner.fail_at = 3
+    told = []
+    with suppress(EngineUnavailable):
+        async for events in client.submit(request("a")):
+            told += events
+    assert sum(isinstance(event, Token) for event in told) == 2
 
 
 async def test_a_question_that_fails_is_the_askers_affair_alone(client, monkeypatch):
