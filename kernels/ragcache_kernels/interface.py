@@ -146,6 +146,17 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """
         raise NotImplementedError(f"{self.name} has no whole layers")
 
+    def laid_out(self, cache: LayerCache, dtype: torch.dtype) -> LayerCache:
+        """A cache as the kernels keep it, for activations in `dtype`; see `in_order`."""
+        return cache
+
+    def in_order(self, cache: LayerCache, dtype: torch.dtype) -> LayerCache:
+        """A cache of the kernels with rows in the order of its shape, as `LayerCache` says.
+
+        Within a block they may be kept otherwise.
+        """
+        return cache
+
     def copy_blocks(self, caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block src to block dst in every cache; all sources are read before any write."""
         for cache in caches:

@@ -55,18 +55,14 @@ class FastDecoder:
 
 
 class Angles:
-    """Cosines and sines of positions: from a table, where they depend on nothing else."""
+    """Cosines and sines of positions: from a table. Rotary embeddings that change are refused at load."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._is_fixed = module.rope_type not in ("dynamic", "longrope")
         self._table: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`[T, R]` each, in hidden's dtype, for positions `[1, T]`."""
-        if not self._is_fixed:
-            cos, sin = self._module(hidden, positions)
-            return cos[0], sin[0]
         if self._table is None or len(self._table[0]) <= int(positions.max()):
             self._table = self._compute(hidden, 2 * int(positions.max()) + 1)
         cos, sin = self._table

@@ -136,13 +136,15 @@ def attend(backend: Backend, step: Step, spec: AttentionSpec) -> Tensor:
     """What the engine does in one layer; the step's caches receive the new keys and values."""
     if spec.sinks is not None:
         spec = replace(spec, sinks=spec.sinks.to(DEVICE))
-    cache = on_device(step.cache)
+    dtype = step.query.dtype
+    cache = backend.laid_out(on_device(step.cache), dtype)
     plan = backend.plan(step.layout, DEVICE)
     backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), cache, plan)
     out = backend.attend(step.query.to(DEVICE), cache, plan, spec)
-    if DEVICE.type != "cpu":
-        for tensor, written in zip(step.cache.tensors, cache.tensors, strict=True):
-            tensor.copy_(written)
+    written = backend.in_order(cache, dtype)
+    for tensor, other in zip(step.cache.tensors, written.tensors, strict=True):
+        if tensor.data_ptr() != other.data_ptr():
+            tensor.copy_(other)
     return out.cpu()
 
 
@@ -287,21 +289,26 @@ def test_blocks_behind_two_billion_elements_are_found(
     backend: Backend, storage: torch.dtype | None
 ) -> None:
     shape = Shape(1, 2, dtype=torch.bfloat16, block_size=16, storage=storage)
-    blocks = 2**31 // (16 * 16) + 40
+    first = 2**31 // (16 * 16) + 20
     step = make_step(shape, [(1, 40), (5, 21)])
-    far = step.layout.block_table + blocks - 20
-    caches = []
-    for near in step.cache.tensors:
-        cache = torch.empty(blocks, *near.shape[1:], dtype=near.dtype)  # untouched, so not there
-        cache[blocks - 20 : blocks - 20 + len(near)] = near
+    caches, near = [], []
+    for tensor in backend.laid_out(on_device(step.cache), shape.dtype).tensors:
+        # Untouched, so the memory in front is not there.
+        cache = tensor.new_empty(first + len(tensor), *tensor.shape[1:])
+        cache[first:] = tensor
         caches.append(cache)
-    slots = step.layout.slot_mapping + (blocks - 20) * 16
-    layout = replace(step.layout, block_table=far, slot_mapping=slots)
-    check(
-        backend,
-        replace(step, cache=LayerCache(*caches), layout=layout),
-        shape.spec(),
+        near.append(cache[first:])
+    layout = replace(
+        step.layout,
+        block_table=step.layout.block_table + first,
+        slot_mapping=step.layout.slot_mapping + first * 16,
     )
+    plan, cache = backend.plan(layout, DEVICE), LayerCache(*caches)
+    backend.write_kv(step.key.to(DEVICE), step.value.to(DEVICE), cache, plan)
+    out = backend.attend(step.query.to(DEVICE), cache, plan, shape.spec()).cpu()
+    stored = on_device(backend.in_order(LayerCache(*near), shape.dtype))
+    expected = reference_attention(step.query, stored, step.layout, shape.spec())
+    close(out.double(), expected, TOLERANCE[shape.dtype])
 
 
 @every_storage
@@ -366,6 +373,59 @@ def test_one_plan_serves_layers_of_different_windows_and_shapes(backend: Backend
             out = backend.attend(step.query.to(DEVICE), cache, plan, spec).cpu()
             stored = LayerCache(*(tensor.cpu() for tensor in cache.tensors))
             close(out.double(), reference_attention(step.query, stored, step.layout, spec))
+
+
+@st.composite
+def long_sequences(draw: st.DrawFn) -> list[tuple[int, int]]:
+    contexts = draw(st.lists(st.integers(3, 150), min_size=1, max_size=4))
+    return [(draw(st.sampled_from([1, 1, 2, 7, 40])), kv) for kv in contexts]
+
+
+def test_any_step_in_bfloat16_equals_the_reference(backend: Backend) -> None:
+    if backend.name == "triton":
+        pytest.skip("the interpreter takes a thousand times as long")
+
+    @given(
+        lengths=long_sequences(),
+        window=st.none() | st.integers(1, 160),
+        block_size=st.sampled_from([8, 16, 32, 48]),
+        dims=st.sampled_from([(16, 16), (64, 64), (80, 32), (48, 20), (7, 16), (128, 96)]),
+        heads=st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 8)]),
+        storage=st.sampled_from(STORAGES),
+    )
+    @settings(max_examples=150, deadline=None)
+    def check_one(
+        lengths: list[tuple[int, int]],
+        window: int | None,
+        block_size: int,
+        dims: tuple[int, int],
+        heads: tuple[int, int],
+        storage: torch.dtype | None,
+    ) -> None:
+        lengths = [(min(queries, kv), kv) for queries, kv in lengths]
+        shape = Shape(
+            *heads,
+            dim=dims[0],
+            value_dim=dims[1],
+            dtype=torch.bfloat16,
+            block_size=block_size,
+            storage=storage,
+        )
+        check(backend, make_step(shape, lengths), shape.spec(window=window))
+
+    check_one()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_blocks_that_sequences_share_are_read_in_bfloat16(
+    backend: Backend, block_size: int
+) -> None:
+    shape = Shape(3, 3, dim=64, value_dim=64, dtype=torch.bfloat16, block_size=block_size)
+    lengths = [(1, 700), (1, 641), (1, 668), (5, 650), (1, 900)]
+    if backend.name == "triton":
+        lengths = [(1, 140), (1, 129), (3, 150)]
+    shared = lengths[1][1] // block_size * block_size - block_size
+    check(backend, make_step(shape, lengths, shared=shared), shape.spec())
 
 
 def test_copying_blocks_reads_all_sources_before_it_writes(backend: Backend) -> None:

@@ -23,6 +23,7 @@ from ragcache_kernels.native.layer import NativeLayer, Stack
 from ragcache_kernels.native.layer_ops import NativeLayerOps
 from ragcache_kernels.native.library import Team
 from ragcache_kernels.native.linear import PackedLinear
+from ragcache_kernels.native.pairing import Pairing
 from ragcache_kernels.native.plan import NativePlan
 from ragcache_kernels.native.structs import Pool, activation, dense, weight_dtype
 
@@ -118,6 +119,14 @@ class NativeBackend(AttentionBackend[NativePlan]):
         call.query_token, call.query_head = query.stride()[:2]
         self._team.library.run_attention(self._team.handle, call)
         return out
+
+    def laid_out(self, cache: LayerCache, dtype: torch.dtype) -> LayerCache:
+        """See `AttentionBackend`."""
+        return Pairing(self._team, dtype).pair(cache)
+
+    def in_order(self, cache: LayerCache, dtype: torch.dtype) -> LayerCache:
+        """See `AttentionBackend`."""
+        return Pairing(self._team, dtype).unpair(cache)
 
     def whole_layer(self, parts: LayerParts) -> NativeLayer | None:
         """The layer as one call, if all its products are packed."""

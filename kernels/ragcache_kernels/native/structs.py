@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -158,6 +158,7 @@ def declare(library: Any) -> None:
     for name, struct in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = None, [c_void_p, ctypes.POINTER(struct)]
+    library.pool_is_paired.argtypes = [ctypes.POINTER(Pool), c_int, c_int, c_int]
     library.attention_scratch.restype = c_int64
     library.attention_scratch.argtypes = [ctypes.POINTER(Attention)]
 

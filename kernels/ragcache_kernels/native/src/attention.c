@@ -4,12 +4,13 @@
 
 #include <math.h>
 
-#include "panels.h"
+#include "pairs.h"
 
 /* One member's scratch memory, and the tile that it works on. */
 typedef struct {
     const struct attention *call;
     enum dtype kept; /* in panels, queries and weights */
+    int keys_paired, values_paired;
     float *query;    /* [rows, depth]; a tile's queries times the query heads of a KV head */
     float *keys;     /* panels */
     float *values;   /* panels */
@@ -33,6 +34,8 @@ static work work_of(const struct attention *call) {
     return (work){
         .call = call,
         .kept = kept_by(call),
+        .keys_paired = is_paired(&call->key, call->kv_heads, call->block_size, call->dtype),
+        .values_paired = is_paired(&call->value, call->kv_heads, call->block_size, call->dtype),
         .group = call->heads / call->kv_heads,
         .depth = depth_of(call->key.dim),
         .width = in_panels(call->value.dim),
@@ -79,7 +82,7 @@ static void load_query(work *work) {
         int64_t at = token * call->query_token + head * call->query_head;
         const char *from = (const char *)call->query + at * size;
         float *to = work->query + row * work->depth;
-        if (work->kept == call->dtype) {
+        if (work->kept == (enum dtype)call->dtype) {
             to[in_words(dim, work->kept) - 1] = 0; /* half of which may be none */
             memcpy(to, from, dim * size);
         } else {
@@ -91,16 +94,20 @@ static void load_query(work *work) {
     }
 }
 
-/* The rows of the tile's keys among the KEYS from `origin` on. */
-static void locate(const work *work, const pool *pool, int origin, rows *rows) {
-    const struct attention *call = work->call;
+/* Which of the KEYS slots from `origin` on the tile sees. */
+static void bound(const work *work, int origin, rows *rows) {
     const tile *tile = &work->tile;
+    rows->first = tile->start > origin ? tile->start - origin : 0;
+    rows->last = tile->stop < origin + KEYS ? tile->stop - origin : KEYS;
+}
+
+/* Where each row lies, and its scale. */
+static void locate_rows(const work *work, const pool *pool, int origin, rows *rows) {
+    const struct attention *call = work->call;
     int64_t size = size_of(pool->dtype);
     rows->rows = (const char *)pool->rows + work->head * pool->head * size;
     rows->bytes = pool->dim * size;
-    rows->first = tile->start > origin ? tile->start - origin : 0;
-    rows->last = tile->stop < origin + KEYS ? tile->stop - origin : KEYS;
-    const int32_t *blocks = call->table + tile->sequence * call->table_row;
+    const int32_t *blocks = call->table + work->tile.sequence * call->table_row;
     int block = (origin + rows->first) / call->block_size;
     int slot = (origin + rows->first) % call->block_size;
     for (int i = rows->first; i < rows->last; block++, slot = 0) {
@@ -114,6 +121,37 @@ static void locate(const work *work, const pool *pool, int origin, rows *rows) {
         }
         i = end;
     }
+    /* Weights of what is only half of a pair are products, too. */
+    if (rows->first > 0) rows->scales[rows->first - 1] = 0;
+    if (rows->last > rows->first && rows->last < KEYS) rows->scales[rows->last] = 0;
+}
+
+/* Where each group begins; those that have no key repeat another one. */
+static void locate_groups(const work *work, const pool *pool, int origin, rows *rows) {
+    const struct attention *call = work->call;
+    const int32_t *blocks = call->table + work->tile.sequence * call->table_row;
+    int low = rows->first / LANES, high = (rows->last - 1) / LANES;
+    for (int i = 0; i < GROUPS; i++) {
+        int group = i < low ? low : i > high ? high : i;
+        int position = rows->last > 0 ? origin + group * LANES : 0;
+        int64_t block = blocks[position / call->block_size];
+        rows->from[i] =
+            group_of(pool, work->head, block, position % call->block_size, call->block_size);
+    }
+}
+
+static void locate_keys(const work *work, int origin, rows *rows) {
+    bound(work, origin, rows);
+    (work->keys_paired ? locate_groups : locate_rows)(work, &work->call->key, origin, rows);
+}
+
+static void locate_values(const work *work, int origin, rows *rows) {
+    const pool *pool = &work->call->value;
+    bound(work, origin, rows);
+    (work->values_paired ? locate_groups : locate_rows)(work, pool, origin, rows);
+#if DOT_PRODUCTS
+    if (work->values_paired) cut_edges(rows, pool->dim);
+#endif
 }
 
 /* c·tanh(x / c) */
@@ -255,20 +293,34 @@ static void multiply_kept(
     multiply(rows, panels, F32, a, a_row, b, depth, stride, c, c_row, shrink);
 }
 
-static void score(const work *work, const rows *keys) {
+static void score(const work *work, const rows *now, const rows *next) {
     int depth = work->depth, words = in_words(work->call->key.dim, work->kept);
+#if DOT_PRODUCTS
+    if (work->keys_paired)
+        return score_pairs(work->rows, work->query, depth, now, next, words, work->weights);
+#endif
+    load_key_rows(work, now, next);
     multiply_kept(
-        work, in_panels(keys->last) / PANEL, work->query, depth, work->keys, words, PANEL * depth,
+        work, in_panels(now->last) / PANEL, work->query, depth, work->keys, words, PANEL * depth,
         work->weights, KEYS, NULL
     );
 }
 
-static void add_values(const work *work, const rows *values, int is_first) {
-    int first = work->kept == F32 ? values->first : values->first / 2;
-    int count = in_words(values->last, work->kept) - first;
+static void add_values(const work *work, const rows *now, const rows *next, int is_first) {
+    const float *shrinks = is_first ? NULL : work->shrinks;
+#if DOT_PRODUCTS
+    if (work->values_paired)
+        return add_value_pairs(
+            work->rows, work->weights, now, next, work->call->value.dim, work->sums, work->width,
+            shrinks
+        );
+#endif
+    load_value_rows(work, now, next);
+    int first = work->kept == F32 ? now->first : now->first / 2;
+    int count = in_words(now->last, work->kept) - first;
     multiply_kept(
         work, work->width / PANEL, work->weights + first, KEYS, work->values + first * PANEL,
-        count, LONG * PANEL, work->sums, work->width, is_first ? NULL : work->shrinks
+        count, LONG * PANEL, work->sums, work->width, shrinks
     );
 }
 
@@ -284,17 +336,15 @@ static void attend_tile(work *work) {
     int origin = work->tile.start / KEYS * KEYS, stop = work->tile.stop, cuts = 0;
     rows keys[2], values[2];
     load_query(work);
-    locate(work, &call->key, origin, keys);
-    locate(work, &call->value, origin, values);
+    locate_keys(work, origin, keys);
+    locate_values(work, origin, values);
     for (int now = 0, is_first = 1; origin < stop; origin += KEYS, now = !now) {
-        locate(work, &call->key, origin + KEYS, keys + !now);
-        locate(work, &call->value, origin + KEYS, values + !now);
+        locate_keys(work, origin + KEYS, keys + !now);
+        locate_values(work, origin + KEYS, values + !now);
         if (is_first) begin_cut(work);
-        load_key_rows(work, keys + now, keys + !now);
-        score(work, keys + now);
+        score(work, keys + now, keys + !now);
         fold_keys(work, origin, keys + now, values + now);
-        load_value_rows(work, values + now, values + !now);
-        add_values(work, values + now, is_first);
+        add_values(work, values + now, values + !now, is_first);
         is_first = (origin + KEYS) % call->split == 0;
         if (is_first || origin + KEYS >= stop) fold_cut(work, cuts++ == 0);
     }

@@ -130,9 +130,34 @@ INLINE float quantise_row(float *row, int dim, enum dtype dtype) {
     return scale;
 }
 
+/* Where a call's keys or its values go. */
+typedef struct {
+    const pool *pool;
+    int heads, block_size, is_key, is_paired;
+} target;
+
+static target target_of(const pool *pool, int heads, int block_size, enum dtype dtype, int is_key) {
+    return (target){pool, heads, block_size, is_key, is_paired(pool, heads, block_size, dtype)};
+}
+
+static void put_paired(const target *target, int64_t slot, int head, const float *row) {
+    const pool *pool = target->pool;
+    int size = target->block_size, lane = slot % LANES;
+    char *group = group_of(pool, head, slot / size, slot % size, size);
+    uint16_t halves[PADDED_DIM], *to = (uint16_t *)group;
+    narrow_row(row, pool->dim, BF16, halves);
+    if (target->is_key) {
+        for (int i = 0; i < pool->dim; i += 2) memcpy(to + LANES * i + 2 * lane, halves + i, 4);
+    } else {
+        for (int i = 0; i < pool->dim; i++) to[lane / 2 * 2 * pool->dim + 2 * i + lane % 2] = halves[i];
+    }
+}
+
 /* Behind the row lie zeros up to a whole vector. */
-static void put_row(const pool *pool, int64_t slot, int block_size, int heads, int head, float *row) {
-    int64_t at = slot / block_size * pool->block + slot % block_size * pool->slot;
+static void put_row(const target *target, int64_t slot, int head, float *row) {
+    const pool *pool = target->pool;
+    if (target->is_paired) return put_paired(target, slot, head, row);
+    int64_t at = slot / target->block_size * pool->block + slot % target->block_size * pool->slot;
     void *to = (void *)element(pool->rows, at + head * pool->head, pool->dtype);
     switch (pool->dtype) {
     case F32:
@@ -142,11 +167,11 @@ static void put_row(const pool *pool, int64_t slot, int block_size, int heads, i
         narrow_row(row, pool->dim, BF16, to);
         break;
     case I8:
-        pool->scales[slot * heads + head] = quantise_row(row, pool->dim, I8);
+        pool->scales[slot * target->heads + head] = quantise_row(row, pool->dim, I8);
         narrow_row(row, pool->dim, I8, to);
         break;
     default:
-        pool->scales[slot * heads + head] = quantise_row(row, pool->dim, F8);
+        pool->scales[slot * target->heads + head] = quantise_row(row, pool->dim, F8);
         narrow_row(row, pool->dim, F8, to);
     }
 }
@@ -162,6 +187,8 @@ INLINE void get_row(const void *base, int64_t index, int dim, enum dtype dtype, 
 static void rotate_token(const struct rotation *call, int64_t token) {
     int heads = call->heads, kv_heads = call->kv_heads, dim = call->key.dim;
     enum dtype dtype = call->dtype;
+    target keys = target_of(&call->key, kv_heads, call->block_size, dtype, 1);
+    target values = target_of(&call->value, kv_heads, call->block_size, dtype, 0);
     int64_t slot = call->slots[token];
     float row[PADDED_DIM], cos[PADDED_DIM], sin[PADDED_DIM];
     get_row(call->cos, token * call->angles_token, call->rotary, dtype, cos);
@@ -179,13 +206,13 @@ static void rotate_token(const struct rotation *call, int64_t token) {
             void *to = (void *)element(call->query, (token * heads + head) * dim, dtype);
             narrow_row(row, dim, dtype, to);
         } else if (slot >= 0) {
-            put_row(&call->key, slot, call->block_size, kv_heads, head - heads, row);
+            put_row(&keys, slot, head - heads, row);
         }
     }
     for (int head = 0; head < kv_heads && slot >= 0; head++) {
         int64_t at = token * call->qkv_token + (heads + kv_heads + head) * call->qkv_head;
         get_row(call->qkv, at, dim, dtype, row);
-        put_row(&call->value, slot, call->block_size, kv_heads, head, row);
+        put_row(&values, slot, head, row);
     }
 }
 
@@ -198,6 +225,8 @@ void write_kv(const struct writing *call, const member *self) {
     range tokens = share(call->tokens, 1, self);
     enum dtype dtype = call->dtype;
     int heads = call->kv_heads;
+    target keys = target_of(&call->key, heads, call->block_size, dtype, 1);
+    target values = target_of(&call->value, heads, call->block_size, dtype, 0);
     float row[PADDED_DIM];
     for (int64_t token = tokens.begin; token < tokens.end; token++) {
         int64_t slot = call->slots[token];
@@ -205,9 +234,9 @@ void write_kv(const struct writing *call, const member *self) {
             int64_t key = token * call->key_token + head * call->key_head;
             int64_t value = token * call->value_token + head * call->value_head;
             get_row(call->keys, key, call->key.dim, dtype, row);
-            put_row(&call->key, slot, call->block_size, heads, head, row);
+            put_row(&keys, slot, head, row);
             get_row(call->values, value, call->value.dim, dtype, row);
-            put_row(&call->value, slot, call->block_size, heads, head, row);
+            put_row(&values, slot, head, row);
         }
     }
 }
@@ -228,4 +257,8 @@ void run_rotate_and_write(struct team *team, const struct rotation *call) {
 
 void run_write_kv(struct team *team, const struct writing *call) {
     team_run(team, writing_body, (void *)call);
+}
+
+int pool_is_paired(const pool *pool, int heads, int block_size, int dtype) {
+    return is_paired(pool, heads, block_size, dtype);
 }

@@ -51,3 +51,6 @@ struct writing {
 
 void write_kv(const struct writing *call, const member *self);
 EXPORT void run_write_kv(struct team *team, const struct writing *call);
+
+/* For whoever reads a pool: see `is_paired`; `dtype` is the activations'. */
+EXPORT int pool_is_paired(const pool *pool, int heads, int block_size, int dtype);

@@ -16,6 +16,7 @@ enum {
     KEYS = 64, /* of a block of work: its keys and values fit the first and second cache */
     PANEL = 2 * LANES,
     LONG = KEYS + 1, /* rows that a panel of values takes: no multiple of a page, which caches dislike */
+    GROUPS = KEYS / LANES,
     HEIGHT = 6, /* rows of a product at once: with two vectors each, 12 sums fill 16 registers */
     WIDTH = LANES == 16 ? 2 : 1, /* panels at once: there are 32 of them */
 };
@@ -32,6 +33,8 @@ typedef struct {
     int64_t at[KEYS];
     float scales[KEYS]; /* where the pool has any */
     int first, last, bytes;
+    const char *from[GROUPS];    /* of a paired pool: where each group begins */
+    char edges[2][4 * MAX_DIM]; /* and the pairs of values at both ends */
 } rows;
 
 /* The next rows are fetched while these are used. */
