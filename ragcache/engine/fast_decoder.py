@@ -55,7 +55,7 @@ class FastDecoder:
 
 
 class Angles:
-    """Cosines and sines of positions: from a table. Rotary embeddings that change are refused at load."""
+    """Cosines and sines of positions, from a table; models where they change are refused."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -24,11 +24,12 @@ class Pairing:
     def pair(self, cache: LayerCache) -> LayerCache:
         """From rows in the order of the shape."""
         key, value = cache.key, cache.value
+        blocks, size, heads, _ = key.shape
         if self._is_paired(key, cache.key_scale):
-            groups = key.unflatten(1, (-1, LANES)).unflatten(4, (-1, 2))
+            groups = key.view(blocks, size // LANES, LANES, heads, -1, 2)
             key = groups.permute(0, 3, 1, 4, 2, 5).reshape(key.shape)
         if self._is_paired(value, cache.value_scale):
-            groups = value.unflatten(1, (-1, LANES // 2, 2))
+            groups = value.view(blocks, size // LANES, LANES // 2, 2, heads, -1)
             value = groups.permute(0, 4, 1, 2, 5, 3).reshape(value.shape)
         return replace(cache, key=key, value=value)
 
