@@ -233,10 +233,10 @@ async def test_a_client_that_retries_has_one_generation_at_a_time(gateway):
 
     most, before, run = [0], aborts(), gateway.model.run
 
-    def counted(batch):
+    def counted(batch, meanwhile):
         most[0] = max(most[0], len(batch.layout.kv_len))
         time.sleep(0.01)
-        return run(batch)
+        return run(batch, meanwhile)
 
     gateway.model.run = counted
     try:
