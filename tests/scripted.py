@@ -52,6 +52,10 @@ class Script:
     text: str = "It is said that you will see a lighthouse."
     free: bool = False  # nothing is scripted: what is said depends on every token of the context
     fail: bool = False  # the next step raises
+    go: threading.Event = field(default_factory=threading.Event)  # unless set, a step waits for it
+
+    def __post_init__(self) -> None:
+        self.go.set()
 
     def reply(self, prompt: str) -> str:
         last = prompt.rpartition("<|im_start|>")[2]
@@ -78,6 +82,7 @@ class ScriptedModel(HashRunner):
         self._closers = tokenizer.convert_tokens_to_ids(['"', "}", '"}', '",', '"},', "]"])
 
     def logits(self, context: NDArray[np.int64]) -> torch.Tensor:
+        assert self.script.go.wait(60)
         if self.script.fail:
             raise RuntimeError("the model is broken")
         logits = super().logits(context)

@@ -198,9 +198,11 @@ def test_tokens_are_counted_while_the_engine_is_full(narrow):
         busy = [pool.submit(narrow.http.post, MESSAGES, json=ask(max_tokens=200)) for _ in range(2)]
         while narrow.serving.stats().waiting == 0:
             assert not all(each.done() for each in busy)
+        narrow.script.go.clear()
         assert narrow.http.post(MESSAGES, json=ask()).status_code == 429
         assert narrow.http.post(COUNT, json=ask(words(5, 20))).json() == {"input_tokens": counted}
         assert narrow.serving.stats().waiting == 1
+        narrow.script.go.set()
     prompts = [total(each.result().json()["usage"]) for each in busy]
     assert narrow.at_rest().query_tokens - before == sum(prompts)  # what was counted took no block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from errno import ECONNREFUSED
+from errno import EADDRNOTAVAIL, ECONNREFUSED, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +17,7 @@ INTERVAL = 1.0  # seconds between two probes
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 FORGIVEN = 1  # probes without an answer, in a row
 PATIENCE = 30.0  # seconds, without a sign of life, that a stream which has begun still waits
+SPENT = {EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL}  # what a connection needs on our side
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class Pulse:
     """Asks one replica again and again whether it is ready.
 
     It is lost when it accepts no connection, or leaves several probes without an answer. A replica
-    that is only slow answers them: it computes on another thread.
+    that is only slow answers them: it computes on another thread. A probe that we cannot even send,
+    for want of files or ports, says nothing about it.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
@@ -70,6 +72,9 @@ class Pulse:
             async with self._http.get(f"{self._url}/ready", timeout=TIMEOUT) as response:
                 self._found(None if response.status == 200 else await _reason(response))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in SPENT:
+                log.warning("replica %s cannot be probed: %s", self._url, error)
+                return
             self._missed += 1
             if refuses_connections(error):
                 self.refused()
