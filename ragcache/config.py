@@ -16,6 +16,7 @@ from pydantic import (
     ByteSize,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -158,6 +159,11 @@ class ServeSettings(ServerSettings):
         None,
         description="seconds to which prefill may stretch a step while other requests wait for "
         "their next tokens; default: 0.5 on a CPU, no limit on a GPU",
+    )
+    speculative_tokens: NonNegativeInt = Field(
+        8,
+        description="most tokens that a step tries ahead for a request whose own context suggests "
+        "them, where that cannot change an answer: on a CPU, with the C kernels; 0: none",
     )
     max_running: PositiveInt = Field(32, description="choices computed at the same time")
     max_queue: PositiveInt = Field(128, description="requests that may wait; beyond: 429")

@@ -211,6 +211,7 @@ def start_engine(
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         cost=_step_cost(settings),
+        max_draft=settings.speculative_tokens if runner.exact else 0,
     )
     mailboxes = Mailboxes()
     engine = Engine(runner, scheduler, Messenger(mailboxes))

@@ -26,6 +26,8 @@ class HashRunner:
     It can swap them to `host_blocks` more.
     """
 
+    exact = True
+
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int, host_blocks: int = 0
     ) -> None:

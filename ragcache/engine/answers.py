@@ -20,7 +20,6 @@ from ragcache.types import (
     FinishReason,
     Prefilled,
     Token,
-    TokenLogprob,
 )
 
 Events = list[tuple[str, EngineEvent]]
@@ -30,8 +29,8 @@ Events = list[tuple[str, EngineEvent]]
 class _Part:
     """What a step brought for one chunk: rows `[start, stop)` of its logits.
 
-    Choices in `sampled` get a token from the last of the rows; those in `given` begin with tokens
-    that need no logits, or end with none.
+    Choices in `sampled` get a token from the last of the rows, but for those behind a draft; those
+    in `given` begin with tokens that need no logits, or end with none.
     """
 
     chunk: Chunk
@@ -39,6 +38,13 @@ class _Part:
     stop: int
     sampled: list[Sequence] = field(default_factory=list)
     given: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+
+    def rows(self) -> list[tuple[int, Sequence]]:
+        """Which row gives whom a token: each choice, then what it is if its draft is right."""
+        draft = self.chunk.draft
+        row = self.stop - 1 - len(draft)
+        supposed = [self.chunk.sequence.behind(draft[:i]) for i in range(1, len(draft) + 1)]
+        return [(row, each) for each in self.sampled] + list(enumerate(supposed, row + 1))
 
 
 class Answers:
@@ -50,6 +56,7 @@ class Answers:
         self._requests: dict[str, Request] = {}
         self._events: Events = []
         self.query_tokens = self.hit_tokens = self.host_hit_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
 
     def take_events(self) -> Events:
         """The events since the last call, in order."""
@@ -98,16 +105,19 @@ class Answers:
         # masks of the grammars filled first; so what forks and is forced is worked out here.
         for part in parts:
             self._open(part)
-        sampling = [(part.stop - 1, sequence) for part in parts for sequence in part.sampled]
+        sampling = [each for part in parts for each in part.rows()]
         rows, sequences = [row for row, _ in sampling], [sequence for _, sequence in sampling]
-        chosen, broken = sample(logits, sequences, rows)
+        sampled, broken = sample(logits, sequences, rows)
         for part in parts:
             if any(broken[part.start : part.stop]):
                 self._fail(part.chunk.sequence.request, "the model's output is not a number")
         for part in parts:
             self._complete(part, logits)
-        for sequence, sampled in zip(sequences, chosen, strict=True):
-            self._continue(sequence, sampled)
+        stop = 0
+        for part in parts:
+            for sequence in part.sampled:
+                start, stop = stop, stop + 1 + len(part.chunk.draft)
+                self._continue(sequence, sampled[start:stop], part.chunk.draft)
 
     @staticmethod
     def _parts(chunks: list[Chunk]) -> list[_Part]:
@@ -163,7 +173,7 @@ class Answers:
             for position, ttl in request.breakpoints:
                 self._cache.retain(request.namespace, request.prompt[:position], ttl)
         for sequence, forced in part.given:
-            self._append(sequence, forced)
+            self._append(sequence, [Sampled(token) for token in forced])
 
     def _collect(self, chunk: Chunk, logits: Tensor) -> None:
         """Add log-probabilities of the prompt; those known from before a preemption stay."""
@@ -180,36 +190,53 @@ class Answers:
             return []
         return sequence.constraint.forced()
 
-    def _continue(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _continue(self, sequence: Sequence, sampled: list[Sampled], draft: list[int]) -> None:
+        """Go on with what was sampled: behind the sequence, and behind each token of its draft."""
         if sequence.ended:
             return  # another choice of the request has failed
-        tokens = [sampled.token_id]
+        right = self._verify(sequence, sampled, draft)
+        tokens = sampled[: right + 1]
         if sequence.constraint is not None:
             try:
-                sequence.constraint.advance(sampled.token_id)
+                sequence.constraint.advance(tokens[0].token_id)
             except GenerationFailed as error:
                 self._fail(sequence.request, error.message)
                 return
-            tokens += self._forced(sequence)
-        self._append(sequence, tokens, sampled.logprob)
+            tokens += map(Sampled, self._forced(sequence))
+        self._append(sequence, tokens, right)
 
-    def _append(
-        self, sequence: Sequence, token_ids: list[int], logprob: TokenLogprob | None = None
-    ) -> None:
-        """Go on with `token_ids`, up to an end token or `max_tokens`; `logprob` is the first's."""
-        request = sequence.request
+    def _verify(self, sequence: Sequence, sampled: list[Sampled], draft: list[int]) -> int:
+        """How many tokens of the draft are what would have been sampled anyway."""
+        if not draft:
+            return 0
+        matches = [one.token_id == token for one, token in zip(sampled, draft, strict=False)]
+        right = [*matches, False].index(False)
+        sequence.lookup.judge(len(draft), right)
+        self.drafted_tokens += len(draft)
+        self.accepted_tokens += right
+        return right
+
+    def _append(self, sequence: Sequence, tokens: list[Sampled], computed: int = 0) -> None:
+        """Go on with `tokens`, up to an end token or `max_tokens`; the first `computed` have KV."""
+        request, reason = sequence.request, None
         room = request.max_tokens - sequence.num_output
-        for token_id in token_ids[:room]:
-            sequence.tokens.append(token_id)
-            if token_id in request.end_token_ids:
-                self._finish(sequence, FinishReason.STOP)
-                return
-            self._events.append((request.id, Token(sequence.index, token_id, logprob)))
-        constraint = sequence.constraint
-        if room and constraint and constraint.finished and len(token_ids) <= room:
-            self._finish(sequence, FinishReason.STOP)
-        elif len(token_ids) >= room:
-            self._finish(sequence, FinishReason.LENGTH)
+        for token in tokens[:room]:
+            sequence.tokens.append(token.token_id)
+            if token.token_id in request.end_token_ids:
+                reason = FinishReason.STOP
+                break
+            self._events.append((request.id, Token(sequence.index, token.token_id, token.logprob)))
+        else:
+            constraint = sequence.constraint
+            if room and constraint and constraint.finished and len(tokens) <= room:
+                reason = FinishReason.STOP
+            elif len(tokens) >= room:
+                reason = FinishReason.LENGTH
+        if computed:
+            sequence.num_computed = min(sequence.num_computed + computed, len(sequence.tokens))
+            self._cache.commit(sequence.row, sequence.num_computed)
+        if reason is not None:
+            self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a choice that is complete."""

@@ -60,10 +60,9 @@ class BatchBuilder:
         table = self._matrix([self._cache.table(chunk.sequence.row) for chunk in chunks])
         positions = ranges(starts, counts)
         blocks = table[np.repeat(np.arange(len(chunks)), counts), positions // size]
-        tokens = [c.sequence.tokens[c.start : c.start + c.count] for c in chunks]
         swap_outs, swap_ins = self._cache.take_swaps()
         return StepBatch(
-            input_ids=torch.tensor([[t for chunk in tokens for t in chunk]], dtype=torch.int64),
+            input_ids=torch.tensor([[t for c in chunks for t in c.tokens]], dtype=torch.int64),
             position_ids=torch.from_numpy(positions)[None],
             last_idx=torch.from_numpy(ranges(ends - logits, logits)),
             layout=StepLayout(

@@ -75,6 +75,12 @@ def use_fast_layers(
     return count
 
 
+def runs_as_fast_decoder(model: PreTrainedModel) -> bool:
+    """Whether nothing of the model but its embedding is run by torch."""
+    forwards = [model.forward, getattr(model.get_output_embeddings(), "forward", None)]
+    return [type(getattr(each, "__self__", None)) for each in forwards] == [FastDecoder, FastHead]
+
+
 def fusible(model: PreTrainedModel) -> tuple[list[Any], list[nn.Linear]]:
     """The layers that can be tried, and the head where there are any; values are not looked at."""
     decoder: Any = model.get_decoder()

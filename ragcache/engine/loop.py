@@ -253,7 +253,7 @@ class Engine:
     def _advance(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
-            sequence.num_computed += chunk.count
+            sequence.num_computed += chunk.settled
             self._computed_tokens += chunk.count
             self._cache.commit(sequence.row, sequence.num_computed)
             if sequence.ended:  # this was the step that it stayed for
@@ -270,6 +270,8 @@ class Engine:
             hit_tokens=self._answers.hit_tokens,
             evictions=cache.evictions,
             preemptions=scheduler.preemptions,
+            drafted_tokens=self._answers.drafted_tokens,
+            accepted_tokens=self._answers.accepted_tokens,
             computed_tokens=self._computed_tokens,
             prefill_rate=self._pace.best,
             retained=cache.retained,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from dataclasses import dataclass, field
 
 from ragcache.engine.constraint import Grammar
+from ragcache.engine.lookup import PromptLookup
 from ragcache.prefix.rows import Plan
 from ragcache.types import SamplingParams, TokenLogprob
 
@@ -69,6 +71,7 @@ class Sequence:
     __slots__ = (
         "constraint",
         "index",
+        "lookup",
         "num_computed",
         "plan",
         "prompt_len",
@@ -88,6 +91,7 @@ class Sequence:
         self.plan: Plan | None = None  # of the last attempt to admit; valid for one generation
         self.shared: dict[str, int] = {}  # leading blocks in common with running rows
         self.constraint = request.grammar.constraint() if request.grammar else None
+        self.lookup = PromptLookup()
         request.sequences.append(self)
 
     @property
@@ -124,22 +128,45 @@ class Sequence:
         """The tokens behind the prompt."""
         return self.tokens[self.prompt_len :]
 
+    def behind(self, draft: list[int]) -> Sequence:
+        """What this would be if it had gone on with `draft`; only to be sampled from."""
+        supposed = copy.copy(self)
+        supposed.tokens = self.tokens + draft
+        return supposed
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of one sequence, from its token number `start`."""
+    """`count` tokens of one sequence, from its token number `start`.
+
+    The last of them may be a `draft`: tokens that the sequence does not have yet, whose KV counts
+    once sampling has come to the same ones.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that are computed."""
+        return self.sequence.tokens[self.start : self.start + self.count] + self.draft
+
+    @property
+    def settled(self) -> int:
+        """How many of them the sequence has."""
+        return self.count - len(self.draft)
 
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the last token, so that a new one is sampled."""
-        reaches = self.start + self.count == len(self.sequence.tokens)
+        reaches = self.start + self.settled == len(self.sequence.tokens)
         return reaches and not self.sequence.ended
 
     @property
     def num_logits(self) -> int:
         """How many rows of logits are wanted, the chunk's last ones."""
-        return self.count if self.sequence.request.lacks_prompt_logprobs else int(self.samples)
+        if self.sequence.request.lacks_prompt_logprobs:
+            return self.count
+        return len(self.draft) + int(self.samples)

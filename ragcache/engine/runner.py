@@ -20,6 +20,7 @@ from ragcache.engine.attention import (
     forward_context,
 )
 from ragcache.engine.batch import StepBatch
+from ragcache.engine.fast_model import runs_as_fast_decoder
 from ragcache.engine.graphs import DecodeGraphs
 from ragcache.engine.host_pool import HostPool
 from ragcache.engine.pool import KVPool
@@ -30,7 +31,15 @@ def nothing() -> None:
 
 
 class Runner(Protocol):
-    """Whatever turns a step's batch into logits."""
+    """Whatever turns a step's batch into logits.
+
+    It is `exact` if the bits of a row are the same however many rows are computed at once, so that
+    a token sampled behind a draft is the one that would have been sampled without.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """See above."""
 
     def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`.
@@ -65,6 +74,11 @@ class ModelRunner:
         self._graphs = graphs
         self.host = host
         self._device = model.device
+
+    @property
+    def exact(self) -> bool:
+        """See `Runner`; the C kernels are."""
+        return self._backend.name == "native" and runs_as_fast_decoder(self._model)
 
     @property
     def kv_dtype(self) -> torch.dtype:

@@ -18,6 +18,8 @@ Trade-offs of the policy:
   until these are published: a burst of N agents pays for one prefill of the common prefix.
 - When blocks run out, the sequence admitted last is preempted: its blocks are released and it
   waits at the front of the queue. What it computed usually is still cached when it resumes.
+- While few sequences decode, each also runs a draft of what it may say next, if its own context
+  suggests one: weights and keys are read once for all its rows.
 - A sequence that ends behind forced tokens runs them in one more step where that publishes a
   block, because the conversation's next turn begins with them. It has what is left: it preempts
   nobody, gives its blocks back first, and without room it ends at once.
@@ -35,6 +37,7 @@ from ragcache.prefix.rows import Plan, Row
 
 LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
 SHORT_RUN = 16  # forced tokens that still go with the decodes
+DRAFT_ROWS = 32  # of decodes and drafts in a step; more would cost as much as they save
 MAX_LOGITS = 256  # rows of one chunk; a row of logits is far larger than one of hidden states
 
 
@@ -42,7 +45,7 @@ class Scheduler:
     """Queues, budget and preemption over one prefix cache.
 
     `cost` bounds the time of steps with decodes; whoever runs the steps tells it how long they
-    take. None: there is no bound.
+    take. None: there is no bound. At most `max_draft` tokens are tried ahead for a sequence.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         cost: StepCost | None = None,
+        max_draft: int = 0,
     ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.cost = cost
+        self.max_draft = max_draft
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.closing: list[Sequence] = []  # ended; the next step computes their last whole blocks
@@ -141,7 +146,25 @@ class Scheduler:
             extra = min(sequence.remaining - 1, spare)
             spare -= extra
             chunks.append(Chunk(sequence, sequence.num_computed, 1 + extra))
+        spare = min(spare, DRAFT_ROWS - _total(chunks))
+        if self.max_draft and spare >= len(chunks) > 0:
+            limit = min(self.max_draft, spare // len(chunks))
+            return [self._with_draft(chunk, limit) for chunk in chunks]
         return chunks
+
+    def _with_draft(self, chunk: Chunk, limit: int) -> Chunk:
+        """The chunk with a draft behind it, where there is one and room for its KV.
+
+        A grammar would have to be undone behind tokens that turn out to be wrong.
+        """
+        sequence = chunk.sequence
+        if sequence.constraint is not None or not chunk.samples:
+            return chunk
+        limit = min(limit, sequence.request.max_tokens - sequence.num_output - 1)
+        draft = sequence.lookup.draft(sequence.tokens, limit)
+        if draft and self.cache.grow(sequence.row, len(sequence.tokens) + len(draft)):
+            return Chunk(sequence, chunk.start, chunk.count + len(draft), draft)
+        return chunk
 
     def _grown(self) -> list[Sequence]:
         """The decoding sequences, after making room for the new tokens of all that run."""

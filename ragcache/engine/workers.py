@@ -197,6 +197,11 @@ class ParallelRunner:
         self._runner = runner
         self._workers = workers
 
+    @property
+    def exact(self) -> bool:
+        """See `Runner`; sums over ranks have not been looked at."""
+        return False
+
     def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """See `Runner`."""
         self._workers.send(batch)

@@ -77,7 +77,8 @@ class EngineStats:
     Every prompt token is counted once, at admission, in `query_tokens`, and there in
     `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
     through the model, those of a request resumed after preemption again. `pool` and `evictions`
-    are the device's. `prefill_rate` is the most tokens that have been computed in a second.
+    are the device's. Of the `drafted_tokens` that were tried ahead, `accepted_tokens` were right.
+    `prefill_rate` is the most tokens that have been computed in a second.
     """
 
     running: int
@@ -89,6 +90,8 @@ class EngineStats:
     evictions: int
     preemptions: int
     computed_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     prefill_rate: float = 0.0  # 0 before the first step
     retained: int = 0  # blocks, held or cached, that a breakpoint keeps
     host: HostStats | None = None

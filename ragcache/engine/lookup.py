@@ -1,0 +1,66 @@
+"""Drafts of what a sequence will say next, looked up in what it has read and said.
+
+Answers over retrieved passages quote them, and repeat themselves: what followed the last tokens
+before often follows them again (prompt lookup decoding: Saxena, 2023; as speculative decoding:
+Leviathan et al., ICML 2023). A draft costs no model; checking it costs a few more rows of a step
+which had to read all weights anyway.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORTEST, LONGEST = 2, 4  # tokens that must have come before, and with which more is not looked for
+FIRST, LEAST = 3, 2  # tokens of the first draft, and of any that has room
+
+
+class PromptLookup:
+    """Drafts for one sequence, longer while they are right."""
+
+    __slots__ = ("_buffer", "_count", "_reach")
+
+    def __init__(self) -> None:
+        self._buffer: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._count = 0  # of tokens in it
+        self._reach = FIRST
+
+    def draft(self, tokens: list[int], limit: int) -> list[int]:
+        """At most `limit` tokens that may come behind `tokens`, which only ever grow."""
+        room = min(limit, self._reach)
+        if room <= 0:
+            return []
+        known = self._known(tokens)
+        start = _behind_last_match(known)
+        # What would come behind the end begins anew, as a loop does.
+        return [] if start is None else np.resize(known[start : start + room], room).tolist()
+
+    def judge(self, drafted: int, right: int) -> None:
+        """So many tokens of the last draft were right."""
+        self._reach = 2 * self._reach if right == drafted else max(right + 1, LEAST)
+
+    def _known(self, tokens: list[int]) -> NDArray[np.int32]:
+        count = len(tokens)
+        if count > len(self._buffer):
+            longer = np.empty(count + count // 4 + 64, dtype=np.int32)
+            longer[: self._count] = self._buffer[: self._count]
+            self._buffer = longer
+        self._buffer[self._count : count] = tokens[self._count :]
+        self._count = count
+        return self._buffer[:count]
+
+
+def _behind_last_match(known: NDArray[np.int32]) -> int | None:
+    """The place behind the last of those where most of the last tokens came before."""
+    if len(known) <= SHORTEST:
+        return None
+    ends = np.flatnonzero((known[:-2] == known[-2]) & (known[1:-1] == known[-1])) + 1
+    if not len(ends):
+        return None
+    for back in range(SHORTEST, LONGEST):
+        longer = ends[ends >= back]
+        longer = longer[known[longer - back] == known[-1 - back]]
+        if not len(longer):
+            break
+        ends = longer
+    return int(ends[-1]) + 1
