@@ -12,6 +12,7 @@ from ragcache_kernels.interface import LayerParts
 from ragcache_kernels.layer_ops import Norm, Rotation
 from ragcache_kernels.native.backend import NativeBackend
 from ragcache_kernels.native.library import Team, supported_tiers
+from ragcache_kernels.tiles import NARROW_SPLIT
 from torch import Tensor
 
 HEADS, KV_HEADS, DIM, SIZE, GATED, BLOCK = 6, 2, 20, 72, 100, 4
@@ -21,8 +22,13 @@ TOKENS = sum(count for count, _ in LENGTHS)
 
 
 @pytest.fixture(params=supported_tiers(), scope="module")
-def native(request: pytest.FixtureRequest) -> NativeBackend:
-    return NativeBackend(Team(request.param, threads=2))
+def tier(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def native(tier: str) -> NativeBackend:
+    return NativeBackend(Team(tier, threads=2))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -63,18 +69,18 @@ class Layer:
         )
 
 
-def step_layout() -> StepLayout:
-    blocks = [-(-length // BLOCK) for _, length in LENGTHS]
+def step_layout(lengths: list[tuple[int, int]] = LENGTHS) -> StepLayout:
+    blocks = [-(-length // BLOCK) for _, length in lengths]
     tables = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)).split(blocks)
-    table = torch.zeros(len(LENGTHS), max(blocks), dtype=torch.int32)
+    table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     slots = []
-    for row, own, (count, length) in zip(table, tables, LENGTHS, strict=True):
+    for row, own, (count, length) in zip(table, tables, lengths, strict=True):
         row[: len(own)] = own
         positions = torch.arange(length - count, length)
         slots.append(own[positions // BLOCK] * BLOCK + positions % BLOCK)
     return StepLayout(
-        cu_q=torch.tensor([0, *(count for count, _ in LENGTHS)]).cumsum(0).int(),
-        kv_len=torch.tensor([length for _, length in LENGTHS], dtype=torch.int32),
+        cu_q=torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).int(),
+        kv_len=torch.tensor([length for _, length in lengths], dtype=torch.int32),
         block_table=table,
         slot_mapping=torch.cat(slots),
         block_size=BLOCK,
@@ -178,6 +184,23 @@ def test_layers_that_follow_each_other_are_what_each_alone_is(native, dtype):
     assert torch.equal(out, hidden)
     for one, other in zip(*caches, strict=True):
         assert torch.equal(one.key, other.key)
+
+
+def test_a_layer_keeps_its_memory_when_one_of_another_kind_takes_more(tier):
+    backend = NativeBackend(Team(tier, threads=1))  # which has taken none yet
+    layout = step_layout([(1, 2 * NARROW_SPLIT)])
+    plan = backend.plan(layout, torch.device("cpu"))
+    cos = sin = torch.ones(1, 16)
+    rows = random(len(layout.block_table[0]), BLOCK, KV_HEADS, DIM)
+    caches = [LayerCache(rows.clone(), rows.clone()) for _ in range(2)]
+    parts = [Layer(torch.float32, replace(PLAIN, window=n)).parts(backend) for n in (9, None)]
+    layers = [backend.whole_layer(part) for part in parts]
+    backend.run_layers(layers, random(1, SIZE), (cos, sin), caches, plan)
+    works = [(step.contents.work, kept) for step, kept in plan.steps.values()]
+    assert len({work.sums for work, _ in works}) == 2
+    for work, kept in works:
+        addresses = {tensor.data_ptr() for tensor in kept}
+        assert {work.sums, work.tops, work.totals, work.scratch} <= addresses
 
 
 def test_what_is_no_whole_layer_is_run_operation_by_operation(native):

@@ -48,8 +48,11 @@ class AttentionCalls:
         plan: NativePlan,
         window: int | None,
         dtype: torch.dtype,
-    ) -> structs.Attention:
-        """A call up to what it reads and writes, and `Logits`; `dtype` is that of the queries."""
+    ) -> tuple[structs.Attention, list[Tensor]]:
+        """A call up to what it reads and writes, and `Logits`; `dtype` is that of the queries.
+
+        It is good as long as the memory that comes with it is kept: the next one may take other.
+        """
         kv_heads, value_dim = cache.value.shape[2:]
         work = plan.work(window, max(1, _ROWS * kv_heads // heads))
         partials = work.num_partials * heads
@@ -79,8 +82,9 @@ class AttentionCalls:
             dtype=structs.ACTIVATIONS[dtype],
         )
         size = self._team.library.attention_scratch(call) * self._team.threads
-        call.scratch = self._floats("work", size).data_ptr()
-        return call
+        scratch = self._floats("work", size)
+        call.scratch = scratch.data_ptr()
+        return call, [sums, tops, totals, scratch]
 
     def _floats(self, name: str, count: int) -> Tensor:
         return self.scratch.take(name, (count,), torch.float32, _CPU)

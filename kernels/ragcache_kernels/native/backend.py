@@ -112,7 +112,7 @@ class NativeBackend(AttentionBackend[NativePlan]):
         query = dense(query)
         heads = query.shape[1]
         out = torch.empty(len(query), heads, cache.value.shape[3], dtype=query.dtype)
-        call = self._calls.build(heads, cache, plan, spec.window, query.dtype)
+        call, _memory = self._calls.build(heads, cache, plan, spec.window, query.dtype)
         logits = Logits(spec)
         logits.put_into(call)
         call.query, call.out = query.data_ptr(), out.data_ptr()

@@ -137,7 +137,7 @@ class NativeLayer:
 
     def _new_step(
         self, tokens: int, angles: Angles, cache: LayerCache, plan: NativePlan
-    ) -> tuple[Any, object]:
+    ) -> tuple[Any, list[Tensor]]:
         parts, (cos, sin) = self._parts, angles
         if not cos.dtype is sin.dtype is self._dtype or cos.stride() != sin.stride():
             raise TypeError(f"cosines in {cos.dtype} for {self._dtype}")
@@ -154,7 +154,7 @@ class NativeLayer:
         between = {
             name: take(name, (tokens, size), self._dtype, _CPU) for name, size in sizes.items()
         }
-        work = self._calls.build(parts.heads, cache, plan, parts.spec.window, self._dtype)
+        work, memory = self._calls.build(parts.heads, cache, plan, parts.spec.window, self._dtype)
         work.query_token, work.query_head = attended, self._dim
         step = StepCall(
             cos=cos.data_ptr(),
@@ -164,7 +164,7 @@ class NativeLayer:
             work=work,
             **{name: tensor.data_ptr() for name, tensor in between.items()},
         )
-        return pointer(step), [angles, *between.values()]  # which live as long
+        return pointer(step), [*angles, *between.values(), *memory]  # which live as long
 
     def _norm(self, norm: Norm) -> structs.Norm:
         return structs.Norm(

@@ -46,7 +46,7 @@ class NativePlan:
         self._layout = layout
         self._planner = planner
         self._work: dict[tuple[int | None, int], Work] = {}
-        self.steps: dict[Any, tuple[Any, object]] = {}  # see `NativeLayer`
+        self.steps: dict[Any, tuple[Any, list[Any]]] = {}  # see `NativeLayer`
 
     def work(self, window: int | None, queries: int) -> Work:
         """The tiles of at most `queries` queries for layers with this window."""
