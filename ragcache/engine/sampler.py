@@ -41,12 +41,11 @@ def sample(
     A GPU that still runs the step is waited for once, behind everything that the host works out
     itself: the masks of grammars above all take no time of their own.
     """
-    logits = _widened(logits)
-    broken = _maximum(logits).isnan()  # the maximum of a row with a NaN is NaN
+    broken = _holding_nan(logits)
     kinds = [_kind(sequence, logits.shape[1]) for sequence in sequences]
     order = sorted(range(len(rows)), key=kinds.__getitem__)  # so that rows of a kind lie together
     sequences = [sequences[i] for i in order]
-    logits = _select(logits, [rows[i] for i in order]).float()
+    logits = _widened(_select(logits, [rows[i] for i in order]))
     logprobs = _Logprobs(logits, sequences)
     for i, sequence in enumerate(sequences):
         _adjust(logits, i, sequence)
@@ -92,17 +91,22 @@ def _choose(
 # On a CPU numpy is many times faster: it wakes no threads for a few rows.
 
 
+def _holding_nan(logits: Tensor) -> Tensor:
+    """Which rows do; nothing is copied, for a prompt's log-probabilities take many rows."""
+    if logits.device.type != "cpu":
+        return logits.amax(dim=-1).isnan()  # the maximum of a row with a NaN is NaN
+    if logits.dtype is not torch.bfloat16:
+        return torch.from_numpy(np.isnan(logits.numpy().max(axis=-1)))
+    halves = logits.view(torch.int16).numpy()  # of a NaN, with either sign, beyond infinity's
+    positive = halves.max(axis=-1) > 0x7F80
+    return torch.from_numpy(positive | (halves.view(np.uint16).max(axis=-1) > 0xFF80))
+
+
 def _widened(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu" and logits.dtype is torch.bfloat16:
         halves = logits.view(torch.int16).numpy().astype(np.int32)
         return torch.from_numpy((halves << 16).view(np.float32))
-    return logits
-
-
-def _maximum(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().max(axis=-1))
-    return logits.amax(dim=-1)
+    return logits.float()
 
 
 def _likeliest(logits: Tensor) -> Tensor:

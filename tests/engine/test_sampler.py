@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from ragcache.engine import sampler
 from ragcache.engine.request import Request, Sequence
 from ragcache.engine.sampler import Sampled
 from ragcache.engine.sampler import sample as sample_rows
@@ -232,3 +233,19 @@ def test_rows_with_a_nan_are_flagged_and_no_others(dtype):
     sampled, flags = sample_rows(logits, rows, list(range(len(rows))))
     assert [each.token_id for each in sampled[:5]] == [1, 0, 0, 1, 1]
     assert flags == 5 * [False] + 3 * [True]
+
+
+def test_every_nan_of_bfloat16_is_flagged_and_no_other_bits():
+    logits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)[:, None]
+    _, flags = sample_rows(logits, [sequence(temperature=0.0)], [0])
+    assert flags == logits[:, 0].isnan().tolist()
+
+
+def test_only_rows_that_are_chosen_from_are_widened(monkeypatch):
+    logits = torch.randn(9, 61, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows, plain, widened = [7, 2], sampler._widened, []
+    sequences = [sequence(temperature=1.0, seed=i, logprobs=1) for i in range(2)]
+    expected = sample_rows(logits.float(), sequences, rows)
+    monkeypatch.setattr(sampler, "_widened", lambda each: widened.append(len(each)) or plain(each))
+    assert sample_rows(logits, sequences, rows) == expected
+    assert widened == [2]
