@@ -6,6 +6,8 @@
 
 #include "pairs.h"
 
+#define SLACK 8.0f /* in base 2: weights up to 2^8 are as precise as those up to 1 */
+
 /* One member's scratch memory, and the tile that it works on. */
 typedef struct {
     const struct attention *call;
@@ -17,7 +19,8 @@ typedef struct {
     float *weights;  /* [rows, KEYS] */
     float *sums;     /* [rows, width] */
     floats *totals;  /* [rows], in lanes */
-    float *tops, *shrinks;   /* [rows] */
+    float *tops, *shrinks;   /* [rows]; what `reference` gives, and made of the sums before */
+    float scale;             /* of what `mask` leaves */
     int group, depth, width; /* query heads of a KV head; dims of keys and values, padded */
     tile tile;
     int head, rows; /* KV head; queries · group */
@@ -39,6 +42,7 @@ static work work_of(const struct attention *call) {
         .group = call->heads / call->kv_heads,
         .depth = depth_of(call->key.dim),
         .width = in_panels(call->value.dim),
+        .scale = call->softcap > 0 ? 1 : call->scale,
     };
 }
 
@@ -150,7 +154,7 @@ static void locate_values(const work *work, int origin, rows *rows) {
     bound(work, origin, rows);
     (work->values_paired ? locate_groups : locate_rows)(work, pool, origin, rows);
 #if DOT_PRODUCTS
-    if (work->values_paired) cut_edges(rows, pool->dim);
+    if (work->values_paired) locate_pairs(rows, pool->dim);
 #endif
 }
 
@@ -163,58 +167,102 @@ INLINE floats cap(floats x, float c) {
 }
 
 /* Scores become logits; those of keys before `first` and from `last` on, which the row does not
- * see, −infinity. Plain ones are yet to be scaled. Returns the largest. */
-INLINE float mask(const work *work, float *scores, int first, int last, const rows *keys) {
-    int width = in_panels(keys->last), sees_all = first <= 0 && last >= width;
+ * see, −infinity. Plain ones are yet to be scaled. Returns the largest, scaled, in some lane. */
+INLINE floats mask(const work *work, float *scores, int first, int last, const rows *keys) {
     int is_quantised = work->call->key.scales != NULL;
     float scale = work->call->scale, softcap = work->call->softcap;
     floats most = fill(-INFINITY);
-    for (int i = 0; i < width; i += LANES) {
+    for (int i = 0; i < in_panels(keys->last); i += LANES) {
         floats logit = load(scores, i, F32);
         if (is_quantised) logit *= load(keys->scales, i, F32);
         if (softcap > 0) logit = cap(logit * scale, softcap);
-        if (!sees_all) {
-            ints key = lanes() + i;
-            logit = choose((key >= first) & (key < last), logit, fill(-INFINITY));
-        }
+        ints key = lanes() + i;
+        logit = choose((key >= first) & (key < last), logit, fill(-INFINITY));
         most = larger(most, logit);
-        if (!sees_all || is_quantised || softcap > 0) store(scores, i, F32, logit);
+        store(scores, i, F32, logit);
     }
-    return largest(most);
+    return most * work->scale;
 }
 
-/* Logits become weights. A row that has seen no key yet keeps its top of −infinity. */
-INLINE void weigh(work *work, int row, float most, const rows *values) {
-    float *weights = work->weights + row * KEYS, before = work->tops[row];
-    float scale = work->call->softcap > 0 ? 1 : work->call->scale;
-    most *= scale;
-    float top = before > most ? before : most, reference = top == -INFINITY ? 0 : top;
-    int width = in_panels(values->last), is_quantised = work->call->value.scales != NULL;
+/* What a row's logits are taken relative to: its largest so far, or up to SLACK less, so that what
+ * has been summed up seldom needs to shrink (as in FlashAttention-4). It stays −infinity while the
+ * row has seen no key. */
+INLINE float reference(work *work, int row, floats most) {
+    float before = work->tops[row];
+    work->shrinks[row] = 1;
+    if (!exceeds(most, before + SLACK)) return before == -INFINITY ? 0 : before;
+    float top = largest(most), shrink = exp2_of(fill(before - top))[0];
+    work->tops[row] = top;
+    work->totals[row] *= shrink;
+    work->shrinks[row] = shrink;
+    return top;
+}
+
+INLINE floats weight_of(const enum dtype kept, floats logit) {
+#if DOT_PRODUCTS
+    if (kept == BF16) return coarse_exp2_of(logit);
+#endif
+    return exp2_of(logit);
+}
+
+/* Logits become weights, where some of the row's keys may be masked or quantised. */
+INLINE void weigh(work *work, const enum dtype kept, int row, floats most, const rows *values) {
+    float *weights = work->weights + row * KEYS, less = reference(work, row, most);
+    int is_quantised = work->call->value.scales != NULL;
     floats total = {0};
-    for (int i = 0; i < width; i += LANES) {
-        floats weight = exp2_of(load(weights, i, F32) * scale - reference);
+    for (int i = 0; i < in_panels(values->last); i += LANES) {
+        floats logit = load(weights, i, F32) * work->scale - less;
+        floats weight = weight_of(kept, larger(logit, fill(-200.0f))); /* of −infinity there is none */
         total += weight;
         if (is_quantised) weight *= load(values->scales, i, F32);
-        store(weights, i, work->kept, weight); /* bfloat16 to the place of what was read */
+        store(weights, i, kept, weight); /* bfloat16 to the place of what was read */
     }
-    float shrink = top > before ? exp2_of(fill(before - reference))[0] : 1;
-    work->tops[row] = top;
-    work->totals[row] = work->totals[row] * shrink + total;
-    work->shrinks[row] = shrink;
+    work->totals[row] += total;
+}
+
+/* The same with the same bits where every row sees all KEYS, and scores are as good as logits. */
+INLINE void weigh_plain(work *work, const enum dtype kept, int row) {
+    float *weights = work->weights + row * KEYS, scale = work->scale;
+    floats logits[KEYS / LANES], most = load(weights, 0, F32), total = {0};
+    for (int i = 0; i < KEYS / LANES; i++) {
+        logits[i] = load(weights, i * LANES, F32);
+        most = larger(most, logits[i]);
+    }
+    float less = reference(work, row, most * scale);
+    for (int i = 0; i < KEYS / LANES; i++) {
+        floats weight = weight_of(kept, logits[i] * scale - less);
+        total += weight;
+        store(weights, i * LANES, kept, weight);
+    }
+    work->totals[row] += total;
 }
 
 /* Fold the keys from `origin` on into the rows' softmax. */
-static void fold_keys(work *work, int origin, const rows *keys, const rows *values) {
+INLINE void fold_keys_kept(
+    work *work, const enum dtype kept, int origin, const rows *keys, const rows *values
+) {
     const struct attention *call = work->call;
+    int is_whole = keys->first == 0 && keys->last == KEYS && origin + KEYS <= work->tile.all_see;
+    int is_quantised = call->key.scales != NULL || call->value.scales != NULL;
+    if (is_whole && !is_quantised && call->softcap <= 0) {
+        for (int row = 0; row < work->rows; row++) weigh_plain(work, kept, row);
+        return;
+    }
     for (int row = 0; row < work->rows; row++) {
         int token = call->tile_tokens[work->tile.first + row / work->group];
         int last = call->positions[token] + 1 - origin;
         int first = call->window > 0 ? last - call->window : 0;
         if (first < keys->first) first = keys->first;
         if (last > keys->last) last = keys->last;
-        float most = mask(work, work->weights + row * KEYS, first, last, keys);
-        weigh(work, row, most, values);
+        floats most = mask(work, work->weights + row * KEYS, first, last, keys);
+        weigh(work, kept, row, most, values);
     }
+}
+
+static void fold_keys(work *work, int origin, const rows *keys, const rows *values) {
+    if (DOT_PRODUCTS && work->kept == BF16)
+        return fold_keys_kept(work, BF16, origin, keys, values);
+    fold_keys_kept(work, F32, origin, keys, values);
 }
 
 /* Fold a result over other keys into one; a total of 0 is no result. */

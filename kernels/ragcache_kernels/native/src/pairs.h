@@ -16,7 +16,8 @@ INLINE void score_rows(
     float *c
 ) {
     floats sums[HEIGHT][GROUPS];
-    for (int i = 0; i < height * GROUPS; i++) sums[i / GROUPS][i % GROUPS] = fill(0);
+    for (int i = 0; i < height; i++)
+        for (int g = 0; g < GROUPS; g++) sums[i][g] = fill(0);
     for (int k = 0; k < words; k++) {
         bits columns[GROUPS];
         for (int g = 0; g < GROUPS; g++) {
@@ -32,15 +33,10 @@ INLINE void score_rows(
         for (int g = 0; g < GROUPS; g++) store(c + i * KEYS + g * LANES, 0, F32, sums[i][g]);
 }
 
-/* Where a pair of values lies. */
-INLINE const char *pair_at(const rows *values, int pair, int dim) {
-    return values->from[pair / (LANES / 2)] + pair % (LANES / 2) * 4 * dim;
-}
-
 /* c = shrink · c + a b for `height` rows of weights a, and `width` vectors of the values' columns. */
 INLINE void weigh_rows(
     const int height, const int width, const float *a, const rows *values, const rows *next,
-    int dim, int column, float *c, int64_t c_row, const float *shrink
+    int column, float *c, int64_t c_row, const float *shrink
 ) {
     floats sums[HEIGHT][4];
     int64_t offset = column * 4;
@@ -48,12 +44,10 @@ INLINE void weigh_rows(
         for (int v = 0; v < width; v++)
             sums[i][v] = shrink ? load(c + i * c_row, v * LANES, F32) * shrink[i] : fill(0);
     for (int k = values->first / 2; 2 * k < values->last; k++) {
-        const char *from = pair_at(values, k, dim) + offset;
-        if (2 * k < values->first) from = values->edges[0] + offset;
-        if (2 * k + 1 == values->last) from = values->edges[1] + offset;
+        const char *from = values->pairs[k] + offset;
         bits columns[4];
         for (int v = 0; v < width; v++) columns[v] = load_bits(from + v * sizeof(bits));
-        if (next != NULL) fetch_line(pair_at(next, k, dim) + offset, width);
+        if (next != NULL) fetch_line(next->pairs[k] + offset, width);
         for (int i = 0; i < height; i++) {
             bits word = spread(a + i * KEYS + k);
             for (int v = 0; v < width; v++) sums[i][v] = add_pairs(sums[i][v], word, columns[v]);
@@ -99,7 +93,7 @@ INLINE void add_value_pairs(
             const float *from = weights + row * KEYS, *less = shrinks ? shrinks + row : NULL;
             float *to = sums + row * width + column;
 #define WEIGH(height, vectors) \
-    weigh_rows(height, vectors, from, values, fetched, dim, column, to, width, less)
+    weigh_rows(height, vectors, from, values, fetched, column, to, width, less)
 #define CALL_1(height) WEIGH(height, 1)
 #define CALL_2(height) WEIGH(height, 2)
 #define CALL_3(height) WEIGH(height, 3)
@@ -114,17 +108,21 @@ INLINE void add_value_pairs(
     }
 }
 
-/* Pairs at the ends of which only one row counts, with zeros for the other. */
-INLINE void cut_edges(rows *values, int dim) {
+/* Where each pair of values lies; those at the ends of which only one row counts are copied, with
+ * zeros for the other. */
+INLINE void locate_pairs(rows *values, int dim) {
+    for (int i = 0; i < KEYS / 2; i++)
+        values->pairs[i] = values->from[2 * i / LANES] + i % (LANES / 2) * 4 * dim;
     int ends[2] = {values->first, values->last};
     for (int end = 0; end < 2; end++) {
         if (ends[end] % 2 == 0 || values->last <= values->first) continue;
-        const char *from = pair_at(values, ends[end] / 2, dim);
+        const char **from = values->pairs + ends[end] / 2;
         for (int i = 0; i < dim; i += LANES) {
-            bits pair = load_bits(from + 4 * i);
+            bits pair = load_bits(*from + 4 * i);
             pair = end == 0 ? high_half(pair) : pair & 0xffff;
             memcpy(values->edges[end] + 4 * i, &pair, sizeof pair);
         }
+        *from = values->edges[end];
     }
 }
 

@@ -34,7 +34,8 @@ typedef struct {
     float scales[KEYS]; /* where the pool has any */
     int first, last, bytes;
     const char *from[GROUPS];    /* of a paired pool: where each group begins */
-    char edges[2][4 * MAX_DIM]; /* and the pairs of values at both ends */
+    const char *pairs[KEYS / 2]; /* and each pair of values, */
+    char edges[2][4 * MAX_DIM];  /* of which those at both ends may be cut */
 } rows;
 
 /* The next rows are fetched while these are used. */

@@ -274,6 +274,29 @@ INLINE floats exp2_of(floats x) {
 #endif
 }
 
+#if DOT_PRODUCTS
+/* 2^x, within 2^-13 of it, for what becomes bfloat16. `vscalefps` takes x's whole part by itself. */
+INLINE floats coarse_exp2_of(floats x) {
+    floats part = (floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+    floats value = fill(7.70672e-2f);
+    value = value * part + 2.2764482e-1f;
+    value = value * part + 6.9511682e-1f;
+    value = value * part + 1.0f;
+    return (floats)_mm512_scalef_ps((__m512)value, (__m512)x);
+}
+#endif
+
+/* Whether a lane of `a` is larger than `b`. */
+INLINE int exceeds(floats a, float b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)fill(b), _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)fill(b), _CMP_GT_OQ)) != 0;
+#else
+    return largest(a) > b;
+#endif
+}
+
 /* sum + the products of the two bfloat16 of every lane. */
 INLINE floats add_pairs(floats sum, bits a, bits b) {
 #if DOT_PRODUCTS
