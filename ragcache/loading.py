@@ -214,7 +214,8 @@ def start_engine(
         max_draft=settings.speculative_tokens if runner.exact else 0,
     )
     mailboxes = Mailboxes()
-    engine = Engine(runner, scheduler, Messenger(mailboxes))
+    messenger = Messenger(mailboxes, lambda reason: engine.fail(reason))
+    engine = Engine(runner, scheduler, messenger)
     engine.start()
     limits = Limits(
         max_requests=settings.max_running + settings.max_queue,

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -34,10 +33,10 @@ STOP_WITHIN = 10.0  # seconds that the last step may take before it is left to i
 
 
 class EventSink(Protocol):
-    """Where the events of requests go; called on the engine thread.
+    """Where the events of requests go.
 
-    At most once a step, when the next one is being computed: whoever is told has the interpreter
-    then, and holds up nothing.
+    The engine calls it on its own thread, at most once a step and while the next one is being
+    computed; behind a `Messenger` it is called on that one's thread.
     """
 
     def deliver(self, events: Events) -> None:
@@ -151,13 +150,12 @@ class Engine:
         except Exception:
             log.exception("the engine thread died")
             error = EngineUnavailable("the engine has failed; the server's log tells why")
-            with suppress(Exception):  # what came of the last step is told, if it can be
-                self._flush()
+            self._tell_last()
         self.failure = error
         self.stats = self.stats.ended()
         try:
-            self._sink.fail(error)
             self._fail_replies(error)
+            self._sink.fail(error)
         finally:
             self._runner.close()
 
@@ -187,9 +185,19 @@ class Engine:
 
     def _flush(self) -> None:
         self.stats = self._snapshot()
+        self._tell()
+
+    def _tell(self) -> None:
         events = self._answers.take_events()
         if events:
             self._sink.deliver(events)
+
+    def _tell_last(self) -> None:
+        """Tell what came of the last step, if it can be; no accounts can be relied on any more."""
+        try:
+            self._tell()
+        except Exception:
+            log.exception("the last events are lost")
 
     # Commands, run on the engine thread
 

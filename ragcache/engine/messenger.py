@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,16 +12,24 @@ from ragcache.engine.answers import Events
 from ragcache.engine.loop import EventSink
 from ragcache.errors import EngineUnavailable
 
+log = logging.getLogger(__name__)
+
+TELL_WITHIN = 5.0  # seconds that a sink may take to hear what it was not told before a failure
+
 
 class Messenger:
     """An event sink that tells another one, on a thread of its own, until the engine fails or ends.
 
     To wake an event loop takes a system call, for which the interpreter is let go; the loop's
     thread takes it then, and the engine's would wait for it with the next step to begin.
+
+    `on_error` is called once, with a reason, if the sink raises: an engine that is idle would not
+    come to know of it by the next delivery.
     """
 
-    def __init__(self, sink: EventSink) -> None:
+    def __init__(self, sink: EventSink, on_error: Callable[[str], None]) -> None:
         self._sink = sink
+        self._on_error = on_error
         self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._ended = False
         self._thread = threading.Thread(target=self._main, name="ragcache-events", daemon=True)
@@ -33,16 +42,20 @@ class Messenger:
         self._messages.put(partial(self._sink.deliver, events))
 
     def fail(self, error: EngineUnavailable) -> None:
-        """See `EventSink`; returns when it has been told."""
+        """See `EventSink`; returns when it has been told, if need be past a thread that hangs."""
         self._messages.put(partial(self._end, error))
-        self._thread.join()
+        self._thread.join(TELL_WITHIN)
         if not self._ended:
-            self._sink.fail(error)
+            self._end(error)
 
     def _end(self, error: EngineUnavailable) -> None:
         self._ended = True
         self._sink.fail(error)
 
     def _main(self) -> None:
-        while not self._ended:
-            self._messages.get()()
+        try:
+            while not self._ended:
+                self._messages.get()()
+        except Exception:
+            log.exception("whoever is told of events broke down")
+            self._on_error("nobody can be told of events any more")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ragcache.bench.hashing import HashRunner
+from ragcache.config import ServeSettings
 from ragcache.engine.bridge import EngineClient, Limits, Mailboxes
 from ragcache.engine.loop import Engine
 from ragcache.engine.request import Request
@@ -20,6 +21,7 @@ from ragcache.errors import (
     RequestTimeout,
     ShuttingDown,
 )
+from ragcache.loading import start_engine
 from ragcache.prefix.cache import PrefixCache
 from ragcache.types import Admitted, Finished, FinishReason, SamplingParams, Token
 
@@ -218,6 +220,42 @@ async def test_what_came_of_the_last_step_is_told_before_the_failure(client, run
         async for events in client.submit(request("a")):
             told += events
     assert sum(isinstance(event, Token) for event in told) == 2
+
+
+async def test_broken_accounts_do_not_keep_the_last_events_back(client, runner, monkeypatch):
+    runner.fail_at = 3
+    counts, told = client.engine._cache.counts, []
+    monkeypatch.setattr(
+        client.engine._cache, "counts", lambda: counts() if runner.steps < 3 else 1 / 0
+    )
+    with suppress(EngineUnavailable):
+        async for events in client.submit(request("a")):
+            told += events
+    assert sum(isinstance(event, Token) for event in told) == 2
+
+
+async def test_last_events_that_cannot_be_told_are_logged(client, runner, monkeypatch, caplog):
+    runner.fail_at = 3
+    deliver = client._mailboxes.deliver
+    monkeypatch.setattr(
+        client._mailboxes, "deliver", lambda each: deliver(each) if runner.steps < 3 else 1 / 0
+    )
+    with pytest.raises(EngineUnavailable):
+        await collect(client.submit(request("a")))
+    assert "the device is gone" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_an_idle_engine_fails_when_nobody_can_be_told_any_more(runner, monkeypatch):
+    client = start_engine(runner, 64, ServeSettings())
+
+    def deliver(events):
+        assert not any(isinstance(event, Finished) for _, event in events)
+
+    monkeypatch.setattr(client._mailboxes, "deliver", deliver)
+    with pytest.raises(EngineUnavailable, match="the engine has failed"):
+        await asyncio.wait_for(collect(client.submit(request("a", max_tokens=1))), 10)
+    client.engine.stop()
 
 
 async def test_a_question_that_fails_is_the_askers_affair_alone(client, monkeypatch):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 
+from ragcache.engine import messenger as module
 from ragcache.engine.messenger import Messenger
 from ragcache.errors import EngineUnavailable
 from ragcache.types import Token
@@ -40,7 +42,7 @@ class Sink:
 
 def test_everything_is_told_in_order_and_the_failure_last():
     sink = Sink()
-    messenger = Messenger(sink)
+    messenger = Messenger(sink, pytest.fail)
     for events in EVENTS:
         messenger.deliver(events)
     messenger.fail(ERROR)
@@ -49,7 +51,7 @@ def test_everything_is_told_in_order_and_the_failure_last():
 
 def test_one_other_thread_tells_and_ends_with_the_failure():
     sink = Sink()
-    messenger = Messenger(sink)
+    messenger = Messenger(sink, pytest.fail)
     messenger.deliver(EVENTS[0])
     messenger.fail(ERROR)
     (thread,) = sink.threads
@@ -60,7 +62,7 @@ def test_one_other_thread_tells_and_ends_with_the_failure():
 def test_a_delivery_does_not_wait_for_the_sink():
     sink, go_on = Sink(), threading.Event()
     sink.deliver = lambda events: go_on.wait(60)
-    messenger = Messenger(sink)
+    messenger = Messenger(sink, pytest.fail)
     messenger.deliver(EVENTS[0])
     messenger.deliver(EVENTS[1])
     go_on.set()
@@ -68,14 +70,29 @@ def test_a_delivery_does_not_wait_for_the_sink():
     assert sink.told == [ERROR]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_after_a_sink_broke_deliveries_raise_and_it_is_told_of_the_failure():
-    sink = Sink(breaks_at=1)
-    messenger = Messenger(sink)
+def test_a_sink_that_broke_is_reported_at_once_and_told_of_the_failure_only(caplog):
+    sink, reported = Sink(breaks_at=1), SimpleQueue()
+    messenger = Messenger(sink, reported.put)
     messenger.deliver(EVENTS[0])
     messenger.deliver(EVENTS[1])
+    assert reported.get(timeout=60) == "nobody can be told of events any more"
+    assert "nobody listens" in caplog.text
     messenger._thread.join(60)
     with pytest.raises(RuntimeError, match="the thread that tells of events has died"):
         messenger.deliver(EVENTS[2])
     messenger.fail(ERROR)
     assert sink.told == [EVENTS[0], ERROR]
+    assert reported.empty()
+
+
+def test_a_sink_that_hangs_is_told_of_the_failure_once_and_by_another_thread(monkeypatch):
+    monkeypatch.setattr(module, "TELL_WITHIN", 0.1)
+    sink, go_on = Sink(), threading.Event()
+    sink.deliver = lambda events: go_on.wait(60)
+    messenger = Messenger(sink, pytest.fail)
+    messenger.deliver(EVENTS[0])
+    messenger.fail(ERROR)
+    assert sink.told == [ERROR]
+    go_on.set()
+    messenger._thread.join(60)
+    assert sink.told == [ERROR]
