@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from ragcache_kernels.interface import StepLayout
-from ragcache_kernels.tiles import NARROW_SPLIT, WIDE_PARTS, Ints, Tiles, plan_tiles
+from ragcache_kernels.tiles import NARROW_SPLIT, Ints, Tiles, plan_tiles
 
 Key = tuple[int | None, int, int]
 
 
 class TilePlanner:
-    """Plans steps, from the one before where that only grew."""
+    """Plans steps, from the one before where that only grew; `exact` as in `plan_tiles`."""
 
-    def __init__(self, wide_parts: int = WIDE_PARTS) -> None:
-        self._wide_parts = wide_parts
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
         self._last: dict[Key, tuple[StepLayout, Tiles]] = {}
 
     def plan(
@@ -27,7 +27,7 @@ class TilePlanner:
             window = None
         key = window, narrow_queries, wide_queries
         tiles = grown(*self._last[key], layout, window) if key in self._last else None
-        tiles = tiles or plan_tiles(layout, *key, self._wide_parts)
+        tiles = tiles or plan_tiles(layout, *key, exact=self._exact)
         self._last[key] = layout, tiles
         return tiles
 

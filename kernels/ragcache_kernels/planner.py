@@ -28,12 +28,14 @@ class SharingCost:
     """What it costs to read a run of keys once for several queries.
 
     The unit is one query's reading of one key. Every run is work of its own, and gives each query
-    one more partial result to merge. At most `together` queries read it in one pass.
+    one more partial result to merge. At most `together` queries read it in one pass. It ends at a
+    `multiple` of so many keys.
     """
 
     per_run: int
     per_query: int
     together: int
+    multiple: int = 1
 
     def is_worth(self, queries: int, keys: int) -> bool:
         """Whether it is less work than if each query reads the keys for itself."""
@@ -153,13 +155,14 @@ def shared_runs(
         rows, start = groups.pop()
         if len(rows) < 2:
             continue
-        stop = _common_blocks(table[rows, : limit[rows].min()])
-        if sharing.is_worth(len(rows), (stop - start) * size):
-            yield rows, start * size, stop * size
+        common = _common_blocks(table[rows, : limit[rows].min()])
+        stop = common * size // sharing.multiple * sharing.multiple
+        if sharing.is_worth(len(rows), stop - start):
+            yield rows, start, stop
             start = stop
-        rows = rows[limit[rows] > stop]
+        rows = rows[limit[rows] > common]
         groups += [
-            (rows[table[rows, stop] == block], start) for block in np.unique(table[rows, stop])
+            (rows[table[rows, common] == block], start) for block in np.unique(table[rows, common])
         ]
 
 

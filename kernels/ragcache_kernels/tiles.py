@@ -1,8 +1,8 @@
 """From a step's layout to the tiles of the attention kernels: numpy, on the host.
 
 A tile is some queries × a range of the keys of one row of the block table. Where keys are cut
-depends on their positions alone, so a sequence's result does not depend on the rest of the batch,
-as long as it shares no run of blocks.
+depends on their positions alone, so a sequence's result does not depend on the rest of the batch:
+as long as it shares no run of blocks, or even then, where `exact` tiles are asked for.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def plan_tiles(
     window: int | None,
     narrow_queries: int,
     wide_queries: int,
-    wide_parts: int = WIDE_PARTS,
+    *,
+    exact: bool = False,
 ) -> Tiles:
     """Cut a step into tiles of at most `narrow_queries` or `wide_queries` queries.
 
-    The keys of a wide one are cut into at most `wide_parts`.
+    Exact ones are merged in the same order of sums whatever is shared: shared runs are cut where
+    others are, and the keys of a wide tile not at all, but by who works on it.
     """
     cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
     num_tokens = len(layout.slot_mapping)
@@ -66,7 +68,7 @@ def plan_tiles(
     offset = num_tokens
     if window is None:  # a window is short and differs by sequence: little to share
         for rows, start, stop in shared_runs(
-            layout, np.flatnonzero(q_len == 1), _sharing(narrow_queries, wide_queries)
+            layout, np.flatnonzero(q_len == 1), _sharing(narrow_queries, wide_queries, exact)
         ):
             covered[rows] = stop
             # As if behind all keys, so that everything is visible.
@@ -77,9 +79,10 @@ def plan_tiles(
     own = np.stack([cu_q[:-1], q_len, sequences, covered, kv_len, kv_len - q_len], axis=1)
     every = np.concatenate([*rectangles, own.astype(np.int32)])
     is_narrow = every[:, 1] <= narrow_queries
+    is_narrow[: len(rectangles)] |= exact
     any_number = int(kv_len.max())
     narrow = _cut(every[is_narrow], narrow_queries, NARROW_SPLIT, any_number, window)
-    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, wide_parts, window)
+    wide = _cut(every[~is_narrow], wide_queries, WIDE_SPLIT, 1 if exact else WIDE_PARTS, window)
     # Tiles over the same keys start together: the first reads memory, the others find it cached.
     wide = wide[np.lexsort((wide[:, 3], wide[:, 2]))]
     tokens = np.concatenate([np.arange(num_tokens, dtype=np.int32), *extra])
@@ -97,13 +100,14 @@ def plan_tiles(
     )
 
 
-def _sharing(narrow_queries: int, wide_queries: int) -> SharingCost:
+def _sharing(narrow_queries: int, wide_queries: int, exact: bool) -> SharingCost:
     """An estimate in bytes moved: a partial result is written and read in float32.
 
     With G query heads per KV head that is as much as 2·G keys and values of half precision.
     """
     group = max(1, NARROW_ROWS // narrow_queries)
-    return SharingCost(per_run=SHARED_RUN, per_query=2 * group, together=wide_queries)
+    multiple = NARROW_SPLIT if exact else 1
+    return SharingCost(SHARED_RUN, 2 * group, wide_queries, multiple)
 
 
 def _cut(rectangles: Ints, queries: int, split: int, most: int, window: int | None) -> Ints:

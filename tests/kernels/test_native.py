@@ -114,6 +114,35 @@ def test_a_sequence_has_the_same_bits_in_every_batch(
 
 
 @DTYPES
+@pytest.mark.parametrize("count", [4, 70])
+def test_sharing_blocks_changes_no_bit(
+    native: NativeBackend, dtype: torch.dtype, count: int
+) -> None:
+    """All share 700 keys, those of either half 1,100; each has some of its own."""
+    shared = torch.arange(700 // SIZE).repeat(count, 1)
+    half = (torch.arange(count) % 2)[:, None] * 1000 + 200 + torch.arange(400 // SIZE)
+    own = torch.arange(count)[:, None] * 5 + 3000 + torch.arange(5)
+    table = torch.cat([shared, half, own], dim=1).int()
+    pools = [random(3400, SIZE, KV_HEADS, DIM, seed=seed, dtype=dtype) for seed in (1, 2)]
+    cache = native.laid_out(LayerCache(*pools), dtype)
+    query = random(count, HEADS, DIM, seed=3, dtype=dtype)
+    lengths = table.shape[1] * SIZE - torch.arange(count, dtype=torch.int32) % 7
+
+    def attend(rows: slice) -> Tensor:
+        layout = StepLayout(
+            cu_q=torch.arange(len(query[rows]) + 1, dtype=torch.int32),
+            kv_len=lengths[rows],
+            block_table=table[rows],
+            slot_mapping=torch.full((len(query[rows]),), -1),
+            block_size=SIZE,
+        )
+        return native.attend(query[rows], cache, native.plan(layout, CPU), SPEC)
+
+    alone = torch.cat([attend(slice(i, i + 1)) for i in range(count)])
+    assert torch.equal(attend(slice(count)), alone)
+
+
+@DTYPES
 def test_the_number_of_threads_changes_no_bit(
     native: NativeBackend, tier: str, dtype: torch.dtype
 ) -> None:

@@ -45,6 +45,7 @@ def partials_of(tiles: Tiles, token: int) -> list[int]:
     queries=st.tuples(st.integers(1, 4), st.integers(4, 9)),
     splits=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     min_shared=st.integers(1, 30),
+    exact=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
 def test_every_visible_pair_is_covered_once_and_every_partial_merged(
@@ -53,18 +54,20 @@ def test_every_visible_pair_is_covered_once_and_every_partial_merged(
     queries: tuple[int, int],
     splits: tuple[int, int],
     min_shared: int,
+    exact: bool,
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= min_shared)
         patched.setattr(tiles_module, "NARROW_SPLIT", splits[0])
         patched.setattr(tiles_module, "WIDE_SPLIT", splits[1])
-        tiles = plan_tiles(layout, window, *queries)
+        tiles = plan_tiles(layout, window, *queries, exact=exact)
     assert pairs_of(layout, tiles, window) == expected_pairs(layout, window)
     written: dict[int, list[int]] = {}
     for kind, most, split in zip((tiles.narrow, tiles.wide), queries, splits, strict=True):
         for first, count, _, start, stop, _, base in kind:
             assert 0 < count <= most
-            longer = -(-45 // (split * tiles_module.WIDE_PARTS)) if kind is tiles.wide else 1
+            parts = 1 if exact else tiles_module.WIDE_PARTS
+            longer = -(-45 // (split * parts)) if kind is tiles.wide else 1
             assert 0 < stop - start <= split * longer
             for i, token in enumerate(tiles.tokens[first : first + count].tolist()):
                 written.setdefault(token, []).append(int(base) + i)
@@ -120,10 +123,11 @@ def test_a_chunk_over_a_long_context_needs_bounded_scratch() -> None:
     window=st.none() | st.integers(1, 45),
     padding=st.integers(0, 2),
     split=st.integers(1, 9),
+    exact=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_a_batch_that_decodes_on_is_covered_as_if_planned_anew(
-    layout: StepLayout, window: int | None, padding: int, split: int
+    layout: StepLayout, window: int | None, padding: int, split: int, exact: bool
 ) -> None:
     size, count = layout.block_size, len(layout.kv_len)
     room = torch.arange(20_000, 20_000 + 99 * count, dtype=torch.int32).view(count, 99)
@@ -131,7 +135,7 @@ def test_a_batch_that_decodes_on_is_covered_as_if_planned_anew(
         patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= 3)
         for module in (tiles_module, growth_module):
             patched.setattr(module, "NARROW_SPLIT", split)
-        planner, before = TilePlanner(), layout.kv_len
+        planner, before = TilePlanner(exact=exact), layout.kv_len
         for step in range(8):
             table = torch.nn.functional.pad(layout.block_table, (0, 8))
             width = int((before + step + size - 1).max()) // size

@@ -31,8 +31,8 @@ from ragcache_kernels.native.structs import Pool, activation, dense, weight_dtyp
 class NativeBackend(AttentionBackend[NativePlan]):
     """Tiles of queries and keys, merged in the order of the keys. Not thread-safe.
 
-    A sequence's result does not depend on the rest of the batch, as long as it shares no run of
-    blocks, nor on how its prompt was cut into chunks, nor on the number of threads.
+    A sequence's result does not depend on the rest of the batch, nor on the blocks that it shares,
+    nor on how its prompt was cut into chunks, nor on the number of threads.
     """
 
     name = "native"
@@ -41,7 +41,7 @@ class NativeBackend(AttentionBackend[NativePlan]):
         """With int8 weights, if `quantised`."""
         self._team = team or Team()
         self.ops = NativeLayerOps(self._team, quantised=quantised)
-        self._planner = TilePlanner(wide_parts=1)
+        self._planner = TilePlanner(exact=True)
         self._calls = AttentionCalls(self._team)
 
     def plan(self, layout: StepLayout, device: torch.device) -> NativePlan:
