@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from torch import Tensor
 
@@ -30,7 +32,8 @@ class _Part:
     """What a step brought for one chunk: rows `[start, stop)` of its logits.
 
     Choices in `sampled` get a token from the last of the rows, but for those behind a draft; those
-    in `given` begin with tokens that need no logits, or end with none.
+    in `given` begin with tokens that need no logits, or end with none. `chosen` are the tokens that
+    each of the former goes on with.
     """
 
     chunk: Chunk
@@ -38,6 +41,7 @@ class _Part:
     stop: int
     sampled: list[Sequence] = field(default_factory=list)
     given: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    chosen: list[list[Sampled]] = field(default_factory=list)
 
     def rows(self) -> list[tuple[int, Sequence]]:
         """Which row gives whom a token: each choice, then what it is if its draft is right."""
@@ -45,6 +49,33 @@ class _Part:
         row = self.stop - 1 - len(draft)
         supposed = [self.chunk.sequence.behind(draft[:i]) for i in range(1, len(draft) + 1)]
         return [(row, each) for each in self.sampled] + list(enumerate(supposed, row + 1))
+
+    def choose(self, tokens: Iterator[Sampled]) -> None:
+        """Take what was sampled from the rows, as far as it is what the choices go on with."""
+        draft, ends = self.chunk.draft, self.chunk.sequence.request.end_token_ids
+        for _ in self.sampled:
+            run = list(islice(tokens, 1 + len(draft)))
+            self.chosen.append(_foreseen(run, draft, ends))
+
+    @property
+    def right(self) -> int:
+        """How many tokens of the draft are what the choice has said, and has gone on behind."""
+        return len(self.chosen[0]) - 1 if self.chunk.draft else 0
+
+    @property
+    def meant(self) -> slice:
+        """The rows of logits that are not behind anything wrong."""
+        return slice(self.start, self.stop - len(self.chunk.draft) + self.right)
+
+
+def _foreseen(
+    sampled: list[Sampled], draft: list[int], end_token_ids: frozenset[int]
+) -> list[Sampled]:
+    """What was sampled up to the first token that is not the draft's, or is the choice's last."""
+    for i, (one, token) in enumerate(zip(sampled, draft, strict=False), 1):
+        if one.token_id != token or token in end_token_ids:
+            return sampled[:i]
+    return sampled
 
 
 class Answers:
@@ -108,16 +139,17 @@ class Answers:
         sampling = [each for part in parts for each in part.rows()]
         rows, sequences = [row for row, _ in sampling], [sequence for _, sequence in sampling]
         sampled, broken = sample(logits, sequences, rows)
+        tokens = iter(sampled)
         for part in parts:
-            if any(broken[part.start : part.stop]):
+            part.choose(tokens)
+            if any(broken[part.meant]):
                 self._fail(part.chunk.sequence.request, "the model's output is not a number")
         for part in parts:
             self._complete(part, logits)
-        stop = 0
         for part in parts:
-            for sequence in part.sampled:
-                start, stop = stop, stop + 1 + len(part.chunk.draft)
-                self._continue(sequence, sampled[start:stop], part.chunk.draft)
+            self._judge(part)
+            for sequence, chosen in zip(part.sampled, part.chosen, strict=True):
+                self._continue(sequence, chosen)
 
     @staticmethod
     def _parts(chunks: list[Chunk]) -> list[_Part]:
@@ -190,31 +222,27 @@ class Answers:
             return []
         return sequence.constraint.forced()
 
-    def _continue(self, sequence: Sequence, sampled: list[Sampled], draft: list[int]) -> None:
-        """Go on with what was sampled: behind the sequence, and behind each token of its draft."""
+    def _judge(self, part: _Part) -> None:
+        """Count a draft, and let the next one depend on it."""
+        draft = part.chunk.draft
+        if draft:
+            part.chunk.sequence.lookup.judge(len(draft), part.right)
+            self.drafted_tokens += len(draft)
+            self.accepted_tokens += part.right
+
+    def _continue(self, sequence: Sequence, chosen: list[Sampled]) -> None:
+        """Go on with what was sampled; all but the last of it has been computed already."""
         if sequence.ended:
             return  # another choice of the request has failed
-        right = self._verify(sequence, sampled, draft)
-        tokens = sampled[: right + 1]
+        computed = len(chosen) - 1
         if sequence.constraint is not None:
             try:
-                sequence.constraint.advance(tokens[0].token_id)
+                sequence.constraint.advance(chosen[0].token_id)
             except GenerationFailed as error:
                 self._fail(sequence.request, error.message)
                 return
-            tokens += map(Sampled, self._forced(sequence))
-        self._append(sequence, tokens, right)
-
-    def _verify(self, sequence: Sequence, sampled: list[Sampled], draft: list[int]) -> int:
-        """How many tokens of the draft are what would have been sampled anyway."""
-        if not draft:
-            return 0
-        matches = [one.token_id == token for one, token in zip(sampled, draft, strict=False)]
-        right = [*matches, False].index(False)
-        sequence.lookup.judge(len(draft), right)
-        self.drafted_tokens += len(draft)
-        self.accepted_tokens += right
-        return right
+            chosen = chosen + [Sampled(token) for token in self._forced(sequence)]
+        self._append(sequence, chosen, computed)
 
     def _append(self, sequence: Sequence, tokens: list[Sampled], computed: int = 0) -> None:
         """Go on with `tokens`, up to an end token or `max_tokens`; the first `computed` have KV."""
@@ -233,7 +261,7 @@ class Answers:
             elif len(tokens) >= room:
                 reason = FinishReason.LENGTH
         if computed:
-            sequence.num_computed = min(sequence.num_computed + computed, len(sequence.tokens))
+            sequence.num_computed += computed
             self._cache.commit(sequence.row, sequence.num_computed)
         if reason is not None:
             self._finish(sequence, reason)

@@ -37,7 +37,8 @@ class PromptLookup:
 
     def judge(self, drafted: int, right: int) -> None:
         """So many tokens of the last draft were right."""
-        self._reach = 2 * self._reach if right == drafted else max(right + 1, LEAST)
+        more = max(self._reach, 2 * drafted)
+        self._reach = more if right == drafted else max(right + 1, LEAST)
 
     def _known(self, tokens: list[int]) -> NDArray[np.int32]:
         count = len(tokens)

@@ -146,19 +146,22 @@ class Scheduler:
             extra = min(sequence.remaining - 1, spare)
             spare -= extra
             chunks.append(Chunk(sequence, sequence.num_computed, 1 + extra))
-        spare = min(spare, DRAFT_ROWS - _total(chunks))
-        if self.max_draft and spare >= len(chunks) > 0:
-            limit = min(self.max_draft, spare // len(chunks))
-            return [self._with_draft(chunk, limit) for chunk in chunks]
-        return chunks
+        return self._with_drafts(chunks, spare // 2)  # prompts come first to the other half
+
+    def _with_drafts(self, chunks: list[Chunk], room: int) -> list[Chunk]:
+        """The chunks of decodes, each with an equal share of `room` for its draft."""
+        rows = min(room, DRAFT_ROWS - _total(chunks))
+        limit = min(self.max_draft, rows // max(len(chunks), 1))
+        return [self._with_draft(chunk, limit) for chunk in chunks] if limit > 0 else chunks
 
     def _with_draft(self, chunk: Chunk, limit: int) -> Chunk:
         """The chunk with a draft behind it, where there is one and room for its KV.
 
-        A grammar would have to be undone behind tokens that turn out to be wrong.
+        A grammar would have to be undone behind tokens that turn out to be wrong, and a prompt's
+        last row is where all its choices begin.
         """
         sequence = chunk.sequence
-        if sequence.constraint is not None or not chunk.samples:
+        if sequence.constraint is not None or not sequence.num_output or not chunk.samples:
             return chunk
         limit = min(limit, sequence.request.max_tokens - sequence.num_output - 1)
         draft = sequence.lookup.draft(sequence.tokens, limit)

@@ -142,6 +142,18 @@ class Timed(HashRunner):
         return super().run(batch, *meanwhile)
 
 
+class Echo(Timed):
+    """It likes to say what came `PERIOD` tokens ago, but not always: a draft is right or wrong."""
+
+    PERIOD, LIKING, MOOD = 5, 7.0, 8
+
+    def logits(self, context: np.ndarray) -> Tensor:
+        values = super().logits(context)
+        if len(context) >= self.PERIOD and context.sum() % self.MOOD:
+            values[context[-self.PERIOD]] += self.LIKING
+        return values
+
+
 class Bench:
     """An engine whose steps the test takes itself; `check` runs after each one."""
 
@@ -154,14 +166,17 @@ class Bench:
         share: bool = True,
         host_blocks: int = 0,
         max_step_time: float | None = None,
+        max_draft: int = 0,
+        echo: bool = False,
     ) -> None:
-        self.model = Timed(num_blocks, BLOCK, VOCAB, host_blocks)
+        self.model = (Echo if echo else Timed)(num_blocks, BLOCK, VOCAB, host_blocks)
         self.cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             cost=None if max_step_time is None else StepCost(max_step_time),
+            max_draft=max_draft,
         )
         self.sink = Collector()
         self.engine = Engine(self.model, self.scheduler, self.sink)

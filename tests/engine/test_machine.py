@@ -14,7 +14,9 @@ from hypothesis.stateful import (
 from ragcache.types import FinishReason
 
 ANY = set(range(61))
-TEXTS = [[(7 * text + 3 * i) % 61 for i in range(40)] for text in range(3)]
+TEXTS = [
+    [(7 * text + 3 * (i % 5 if text == 2 else i)) % 61 for i in range(40)] for text in range(3)
+]
 
 
 class Traffic(RuleBasedStateMachine):
@@ -31,6 +33,8 @@ class Traffic(RuleBasedStateMachine):
         share=st.booleans(),
         host_blocks=st.sampled_from([0, 5, 60]),
         max_step_time=st.sampled_from([None, 0.03, 0.05]),
+        max_draft=st.sampled_from([0, 2, 8]),
+        echo=st.booleans(),
     )
     def start(self, num_blocks, budget, running, **options):
         self.engine = self.make(
