@@ -16,6 +16,7 @@ FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}ForCausalLM"
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
+PIECE = 4096  # positions whose angles are computed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,31 @@ class FastDecoder:
 
 
 class Angles:
-    """Cosines and sines of positions, from a table; models where they change are refused."""
+    """Cosines and sines of positions, from a table; models where they change are refused.
+
+    It grows by a piece at a time: the module computes in float32 what is kept in half of that.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._table: tuple[Tensor, ...] = ()
 
     def __call__(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`[T, R]` each, in hidden's dtype, for positions `[1, T]`."""
-        if self._table is None or len(self._table[0]) <= int(positions.max()):
-            self._table = self._compute(hidden, 2 * int(positions.max()) + 1)
+        self._grow(hidden, int(positions.max()) + 1)
         cos, sin = self._table
         return cos[positions[0]], sin[positions[0]]
 
-    def _compute(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        cos, sin = self._module(hidden, torch.arange(count, device=hidden.device)[None])
+    def _grow(self, hidden: Tensor, count: int) -> None:
+        """Have the table hold at least `count` positions."""
+        known = len(self._table[0]) if self._table else 0
+        if known >= count:
+            return
+        pieces = [self._compute(hidden, start) for start in range(known, count, PIECE)]
+        every = [self._table, *pieces] if known else pieces
+        self._table = tuple(torch.cat(tensors) for tensors in zip(*every, strict=True))
+
+    def _compute(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(start, start + PIECE, device=hidden.device)
+        cos, sin = self._module(hidden, positions[None])
         return cos[0], sin[0]

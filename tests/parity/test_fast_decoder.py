@@ -18,7 +18,7 @@ from ragcache.engine.fast_decoder import Angles, FastDecoder
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 PROMPT = [5, 17, 40, 8, 8, 61, 33, 90, 12, 7, 77, 25, 50]
-PROMPTS = {"a": 8 * PROMPT, "b": PROMPT}  # "a" has positions behind the first table of angles
+PROMPTS = {"a": 8 * PROMPT, "b": PROMPT}  # "a" has positions behind the first pieces of angles
 
 needs_native = pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")
 
@@ -46,6 +46,7 @@ def rows(pair):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_plain_families_give_the_same_bits(make_native, monkeypatch, name, dtype):
+    monkeypatch.setattr(fast_decoder, "PIECE", 40)
     ours = make_native(name, dtype=dtype)
     monkeypatch.setattr(fast_decoder, "FAMILIES", set())
     theirs = make_native(name, dtype=dtype)
@@ -124,15 +125,25 @@ def make_rotary(architectures):
     return make
 
 
-def test_angles_are_those_of_the_module(make_rotary, monkeypatch):
-    module, plain, called = make_rotary(), make_rotary(), []
+@pytest.mark.parametrize("piece", [1, 7, 16, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_angles_are_those_of_the_module_and_computed_once(make_rotary, monkeypatch, dtype, piece):
+    monkeypatch.setattr(fast_decoder, "PIECE", piece)
+    module, plain, computed = make_rotary(), make_rotary(), []
     angles, forward = Angles(module), module.forward
-    monkeypatch.setattr(module, "forward", lambda *args: called.append(1) or forward(*args))
-    hidden = torch.zeros(3, 32, dtype=torch.bfloat16)
-    for positions in ([0, 1, 2], [3, 0, 4], [5, 1, 2], [4, 40, 180], [6, 2, 9]):
-        expected = plain(hidden, torch.tensor([positions]))
+
+    def recorded(hidden, positions):
+        computed.append(positions[0].tolist())
+        return forward(hidden, positions)
+
+    monkeypatch.setattr(module, "forward", recorded)
+    hidden = torch.zeros(3, 32, dtype=dtype)
+    every = plain(hidden, torch.arange(20 * piece)[None])
+    for positions in ([0, 1, 0], [piece, 0, 1], [2, piece - 1, 0], [4, 18 * piece, 9 * piece + 1]):
+        alone = plain(hidden, torch.tensor([positions]))
         found = angles(hidden, torch.tensor([positions]))
-        assert all(
-            torch.equal(ours, theirs[0]) for ours, theirs in zip(found, expected, strict=True)
-        )
-    assert len(called) == 3
+        for ours, theirs, together in zip(found, alone, every, strict=True):
+            assert torch.equal(ours, theirs[0])
+            assert torch.equal(ours, together[0, positions])
+    assert [rows[0] for rows in computed] == list(range(0, 19 * piece, piece))
+    assert {len(rows) for rows in computed} == {piece}
