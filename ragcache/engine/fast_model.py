@@ -38,13 +38,14 @@ FAMILIES = {
 Fast = TypeVar("Fast", FastLayer, FastNorm, FastHead)
 _MISTAKES = AttributeError, LookupError, TypeError, ValueError, RuntimeError
 TRIAL_TOKENS = 8
+TRIAL_BLOCK = 16  # as in serving: kernels may keep the rows of such blocks in another order
 LEAST_TOLERANCE = 2e-4  # of float32, whose rounding adds up over a layer
 _LAYOUT = StepLayout(
     cu_q=torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32),
     kv_len=torch.tensor([TRIAL_TOKENS], dtype=torch.int32),
     block_table=torch.zeros(1, 1, dtype=torch.int32),
     slot_mapping=torch.arange(TRIAL_TOKENS),
-    block_size=TRIAL_TOKENS,
+    block_size=TRIAL_BLOCK,
 )
 
 
@@ -179,7 +180,9 @@ class _Trial(LayerContext):
     def attend_packed(self, call: PackedCall) -> Tensor:
         cache = _cache(call.qkv, call.kv_heads, call.qkv.shape[2])
         query = self._backend.rotate_and_write(call.qkv, call.rotation, cache, self._plan)
-        return _attend(query, cache.key[0], cache.value[0], call.spec)
+        cache = self._backend.in_order(cache, query.dtype)
+        key, value = cache.key[0, :TRIAL_TOKENS], cache.value[0, :TRIAL_TOKENS]
+        return _attend(query, key, value, call.spec)
 
     def fast_layer(self, layer: Any) -> FastLayer:
         """A layer like the plain one; raises whatever comes of parts that are not as expected."""
@@ -246,7 +249,7 @@ class _Trial(LayerContext):
 
 
 def _cache(like: Tensor, kv_heads: int, dim: int) -> LayerCache:
-    return LayerCache(*like.new_empty(2, 1, TRIAL_TOKENS, kv_heads, dim))
+    return LayerCache(*like.new_empty(2, 1, TRIAL_BLOCK, kv_heads, dim))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -15,10 +15,24 @@ from ragcache_kernels.native.library import Team, supported_tiers
 from ragcache_kernels.tiles import NARROW_SPLIT
 from torch import Tensor
 
-HEADS, KV_HEADS, DIM, SIZE, GATED, BLOCK = 6, 2, 20, 72, 100, 4
+HEADS, KV_HEADS, SIZE, GATED, ROTARY = 6, 2, 72, 100, 16
 QKV = HEADS + 2 * KV_HEADS
 LENGTHS = [(1, 30), (5, 5), (7, 23), (1, 1)]  # query tokens, context after the step
 TOKENS = sum(count for count, _ in LENGTHS)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a pool's blocks, in activations' dtype."""
+
+    block: int
+    dim: int
+    dtype: torch.dtype
+
+
+FLOAT, HALF = Shape(4, 20, torch.float32), Shape(4, 20, torch.bfloat16)
+PAIRED = Shape(16, 32, torch.bfloat16)  # with products of bfloat16
+SHAPES = pytest.mark.parametrize("shape", [FLOAT, HALF, PAIRED], ids=["float", "half", "paired"])
 
 
 @pytest.fixture(params=supported_tiers(), scope="module")
@@ -42,8 +56,8 @@ def norm(size: int, dtype: torch.dtype, seed: int = 0) -> Norm:
 class Layer:
     """Weights of a layer."""
 
-    def __init__(self, dtype: torch.dtype, spec: AttentionSpec) -> None:
-        self.dtype, self.spec = dtype, spec
+    def __init__(self, shape: Shape, spec: AttentionSpec) -> None:
+        self.dtype, self.dim, self.spec = shape.dtype, shape.dim, spec
         self.rotates, self.normed_heads, self.normed_updates = True, False, False
 
     def weight(self, out: int, size: int) -> Tensor:
@@ -51,17 +65,17 @@ class Layer:
 
     def parts(self, backend: NativeBackend) -> LayerParts:
         norms = [norm(SIZE, self.dtype, seed) for seed in range(4)]
-        heads = norm(DIM, torch.float32, 5), norm(DIM, torch.float32, 6)
-        bias = random(QKV * DIM).to(self.dtype)
+        heads = norm(self.dim, torch.float32, 5), norm(self.dim, torch.float32, 6)
+        bias = random(QKV * self.dim).to(self.dtype)
         return LayerParts(
             input_norm=norms[0],
-            qkv=backend.ops.linear(self.weight(QKV * DIM, SIZE), bias),
+            qkv=backend.ops.linear(self.weight(QKV * self.dim, SIZE), bias),
             heads=HEADS,
             kv_heads=KV_HEADS,
             rotates=self.rotates,
             head_norms=heads if self.normed_heads else None,
             spec=self.spec,
-            out=backend.ops.linear(self.weight(SIZE, HEADS * DIM)),
+            out=backend.ops.linear(self.weight(SIZE, HEADS * self.dim)),
             mlp_norm=norms[1],
             gated=backend.ops.gated_linear(self.weight(2 * GATED, SIZE), "silu"),
             down=backend.ops.linear(self.weight(SIZE, GATED)),
@@ -69,35 +83,41 @@ class Layer:
         )
 
 
-def step_layout(lengths: list[tuple[int, int]] = LENGTHS) -> StepLayout:
-    blocks = [-(-length // BLOCK) for _, length in lengths]
+def step_layout(block: int, lengths: list[tuple[int, int]] = LENGTHS) -> StepLayout:
+    blocks = [-(-length // block) for _, length in lengths]
     tables = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)).split(blocks)
     table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     slots = []
     for row, own, (count, length) in zip(table, tables, lengths, strict=True):
         row[: len(own)] = own
         positions = torch.arange(length - count, length)
-        slots.append(own[positions // BLOCK] * BLOCK + positions % BLOCK)
+        slots.append(own[positions // block] * block + positions % block)
     return StepLayout(
         cu_q=torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).int(),
         kv_len=torch.tensor([length for _, length in lengths], dtype=torch.int32),
         block_table=table,
         slot_mapping=torch.cat(slots),
-        block_size=BLOCK,
+        block_size=block,
     )
 
 
-def pool(dtype: torch.dtype, storage: torch.dtype | None) -> LayerCache:
-    shape = (20, BLOCK, KV_HEADS)
+def pool(shape: Shape, storage: torch.dtype | None = None) -> LayerCache:
+    slots = (20, shape.block, KV_HEADS)
+    rows = (random(*slots, shape.dim, seed=s) for s in range(2))
     if storage is None:
-        return LayerCache(*(random(*shape, DIM, seed=s).to(dtype) for s in range(2)))
-    rows = (random(*shape, DIM, seed=s).mul(40).to(storage) for s in range(2))
-    return LayerCache(*rows, *(random(*shape, seed=s).abs() / 40 for s in range(2)))
+        return LayerCache(*(each.to(shape.dtype) for each in rows))
+    scales = (random(*slots, seed=s).abs() / 40 for s in range(2))
+    return LayerCache(*(each.mul(40).to(storage) for each in rows), *scales)
+
+
+def angles(dtype: torch.dtype, tokens: int = TOKENS, seed: int = 0) -> tuple[Tensor, Tensor]:
+    every = random(tokens, ROTARY, seed=seed)
+    return every.cos().to(dtype), every.sin().to(dtype)
 
 
 def one_by_one(layer: LayerParts, backend, hidden, cos, sin, cache, plan) -> Tensor:
     ops = backend.ops
-    qkv = layer.qkv(ops.rms_norm(hidden, layer.input_norm)).view(len(hidden), QKV, DIM)
+    qkv = layer.qkv(ops.rms_norm(hidden, layer.input_norm)).view(len(hidden), QKV, -1)
     if layer.rotates:
         rotation = Rotation(cos, sin, *(layer.head_norms or ()))
         query = backend.rotate_and_write(qkv, rotation, cache, plan)
@@ -114,7 +134,7 @@ def one_by_one(layer: LayerParts, backend, hidden, cos, sin, cache, plan) -> Ten
     return hidden + ops.rms_norm(layer.down(layer.gated(normed)), update_norm)
 
 
-PLAIN = AttentionSpec(scale=DIM**-0.5)
+PLAIN = AttentionSpec(scale=0.2)
 KINDS = {
     "plain": {},
     "not rotated": {"rotates": False},
@@ -128,18 +148,18 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("storage", [None, torch.int8], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_whole_layer_is_what_its_operations_are(native, dtype, storage, kind):
-    layer = Layer(dtype, PLAIN)
+@SHAPES
+def test_a_whole_layer_is_what_its_operations_are(native, shape, storage, kind):
+    layer = Layer(shape, PLAIN)
     for name, value in KINDS[kind].items():
         setattr(layer, name, value)
     parts = layer.parts(native)
     whole = native.whole_layer(parts)
-    caches = [pool(dtype, storage) for _ in range(2)]
-    angles = random(TOKENS, 16)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    caches = [pool(shape, storage) for _ in range(2)]
+    cos, sin = angles(shape.dtype)
+    layout = step_layout(shape.block)
     for step in range(2):  # the second one with what was put together for the first
-        hidden, layout = random(TOKENS, SIZE, seed=step).to(dtype), step_layout()
+        hidden = random(TOKENS, SIZE, seed=step).to(shape.dtype)
         before = hidden.clone()
         plan = native.plan(layout, hidden.device)
         out = native.run_layers([whole], hidden, (cos, sin), caches[:1], plan)
@@ -153,34 +173,31 @@ def test_a_whole_layer_is_what_its_operations_are(native, dtype, storage, kind):
 
 
 def test_layers_that_differ_share_a_step(native):
-    layout = step_layout()
-    plan = native.plan(layout, torch.device("cpu"))
+    plan = native.plan(step_layout(FLOAT.block), torch.device("cpu"))
     hidden = random(TOKENS, SIZE)
-    angles = [random(TOKENS, 16, seed=s) for s in range(2)]
-    every = [(k, a) for k in ("plain", "window", "sinks") for a in range(2)]
+    rotations = [angles(FLOAT.dtype, seed=s) for s in range(2)]
+    every = [(k, each) for k in ("plain", "window", "sinks") for each in rotations]
     outs, expected = [], []
-    for kind, a in every:
-        parts = Layer(torch.float32, KINDS[kind].get("spec", PLAIN)).parts(native)
-        whole, rotation = native.whole_layer(parts), (angles[a].cos(), angles[a].sin())
-        outs.append(native.run_layers([whole], hidden, rotation, [pool(torch.float32, None)], plan))
-        expected.append(
-            one_by_one(parts, native, hidden, *rotation, pool(torch.float32, None), plan)
-        )
+    for kind, rotation in every:
+        parts = Layer(FLOAT, KINDS[kind].get("spec", PLAIN)).parts(native)
+        whole = native.whole_layer(parts)
+        outs.append(native.run_layers([whole], hidden, rotation, [pool(FLOAT)], plan))
+        expected.append(one_by_one(parts, native, hidden, *rotation, pool(FLOAT), plan))
     assert all(map(torch.equal, outs, expected))
     assert not any(torch.equal(a, b) for a, b in pairwise(outs))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_layers_that_follow_each_other_are_what_each_alone_is(native, dtype):
-    layout, hidden = step_layout(), random(TOKENS, SIZE).to(dtype)
-    angles = random(TOKENS, 16).cos().to(dtype), random(TOKENS, 16).sin().to(dtype)
-    parts = [Layer(dtype, KINDS[kind].get("spec", PLAIN)).parts(native) for kind in KINDS]
+@SHAPES
+def test_layers_that_follow_each_other_are_what_each_alone_is(native, shape):
+    layout, hidden = step_layout(shape.block), random(TOKENS, SIZE).to(shape.dtype)
+    rotation = angles(shape.dtype)
+    parts = [Layer(shape, KINDS[kind].get("spec", PLAIN)).parts(native) for kind in KINDS]
     layers = [native.whole_layer(part) for part in parts]
-    caches = [[pool(dtype, None) for _ in layers] for _ in range(2)]
+    caches = [[pool(shape) for _ in layers] for _ in range(2)]
     plan = native.plan(layout, hidden.device)
-    out = native.run_layers(layers, hidden, angles, caches[0], plan)
+    out = native.run_layers(layers, hidden, rotation, caches[0], plan)
     for layer, cache in zip(layers, caches[1], strict=True):
-        hidden = native.run_layers([layer], hidden, angles, [cache], plan)
+        hidden = native.run_layers([layer], hidden, rotation, [cache], plan)
     assert torch.equal(out, hidden)
     for one, other in zip(*caches, strict=True):
         assert torch.equal(one.key, other.key)
@@ -188,14 +205,13 @@ def test_layers_that_follow_each_other_are_what_each_alone_is(native, dtype):
 
 def test_a_layer_keeps_its_memory_when_one_of_another_kind_takes_more(tier):
     backend = NativeBackend(Team(tier, threads=1))  # which has taken none yet
-    layout = step_layout([(1, 2 * NARROW_SPLIT)])
+    layout = step_layout(FLOAT.block, [(1, 2 * NARROW_SPLIT)])
     plan = backend.plan(layout, torch.device("cpu"))
-    cos = sin = torch.ones(1, 16)
-    rows = random(len(layout.block_table[0]), BLOCK, KV_HEADS, DIM)
+    rows = random(len(layout.block_table[0]), FLOAT.block, KV_HEADS, FLOAT.dim)
     caches = [LayerCache(rows.clone(), rows.clone()) for _ in range(2)]
-    parts = [Layer(torch.float32, replace(PLAIN, window=n)).parts(backend) for n in (9, None)]
+    parts = [Layer(FLOAT, replace(PLAIN, window=n)).parts(backend) for n in (9, None)]
     layers = [backend.whole_layer(part) for part in parts]
-    backend.run_layers(layers, random(1, SIZE), (cos, sin), caches, plan)
+    backend.run_layers(layers, random(1, SIZE), angles(FLOAT.dtype, tokens=1), caches, plan)
     works = [(step.contents.work, kept) for step, kept in plan.steps.values()]
     assert len({work.sums for work, _ in works}) == 2
     for work, kept in works:
@@ -204,17 +220,17 @@ def test_a_layer_keeps_its_memory_when_one_of_another_kind_takes_more(tier):
 
 
 def test_what_is_no_whole_layer_is_run_operation_by_operation(native):
-    parts = Layer(torch.float32, PLAIN).parts(native)
-    plain = replace(parts, out=get_backend("torch").ops.linear(torch.zeros(SIZE, HEADS * DIM)))
-    assert native.whole_layer(plain) is None
+    parts = Layer(FLOAT, PLAIN).parts(native)
+    other = get_backend("torch").ops.linear(torch.zeros(SIZE, HEADS * FLOAT.dim))
+    assert native.whole_layer(replace(parts, out=other)) is None
     assert get_backend("torch").whole_layer(parts) is None
 
 
 def test_hidden_states_of_another_kind_are_refused(native):
-    whole = native.whole_layer(Layer(torch.float32, PLAIN).parts(native))
-    plan = native.plan(step_layout(), torch.device("cpu"))
-    cos = sin = torch.ones(TOKENS, 16)
-    cache = pool(torch.float32, None)
+    whole = native.whole_layer(Layer(FLOAT, PLAIN).parts(native))
+    plan = native.plan(step_layout(FLOAT.block), torch.device("cpu"))
+    cos, sin = angles(FLOAT.dtype)
+    cache = pool(FLOAT)
     for hidden in (random(TOKENS, SIZE).bfloat16(), random(TOKENS, SIZE + 1)):
         with pytest.raises(TypeError, match="for a layer in"):
             native.run_layers([whole], hidden, (cos, sin), [cache], plan)

@@ -216,6 +216,7 @@ class Pair:
         self,
         *,
         num_blocks: int = 64,
+        block_size: int = BLOCK,
         max_batch_tokens: int = 512,
         max_running: int = 8,
         share: bool = True,
@@ -226,22 +227,24 @@ class Pair:
         cost: StepCost | None = None,
     ) -> RecordingEngine:
         kv_dtype = kv_dtype or self.plain.dtype
-        pool = KVPool(self.layers, num_blocks, BLOCK, kv_dtype, torch.device("cpu"))
+        pool = KVPool(self.layers, num_blocks, block_size, kv_dtype, torch.device("cpu"))
         for tensor in pool.tensors:
             # Reading a slot that was never written must not go unseen; integers have scales.
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
-        cache = PrefixCache(num_blocks, BLOCK, share=share, host_blocks=host_blocks)
+        cache = PrefixCache(num_blocks, block_size, share=share, host_blocks=host_blocks)
         scheduler = Scheduler(
             cache, max_batch_tokens=max_batch_tokens, max_running=max_running, cost=cost
         )
         kernels, graphs = get_backend(backend), None
         if record is not None:
-            limits = Limits(max_running, num_blocks * BLOCK, num_blocks * BLOCK, BLOCK)
+            limits = Limits(
+                max_running, num_blocks * block_size, num_blocks * block_size, block_size
+            )
             graphs = DecodeGraphs(kernels, self.plain.device, limits, record)
         host = host_pool(pool.tensors, host_blocks * pool.block_bytes) if host_blocks else None
         runner = ModelRunner(self.paged, pool, kernels, graphs, host)
         if graphs is not None:
-            _warm_up(runner, pool, largest_step(16, max_running, 32, BLOCK))
+            _warm_up(runner, pool, largest_step(16, max_running, 32, block_size))
         return RecordingEngine(runner, scheduler, _Sink())
 
     def run(

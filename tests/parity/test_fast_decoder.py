@@ -35,24 +35,30 @@ def is_fast(model):
     return isinstance(getattr(model.forward, "__self__", None), FastDecoder)
 
 
-def rows(pair):
+def rows(pair, block_size):
     """Logits of chunks of prompts and of decodes."""
-    engine = pair.engine(backend="native", max_batch_tokens=60)
+    engine = pair.engine(backend="native", max_batch_tokens=60, block_size=block_size)
     pair.run(engine, PROMPTS, 4)
     return torch.stack([logits for _, logits in engine.logits])
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "head_dim"),
+    [(torch.float32, 4, 8), (torch.bfloat16, 4, 8), (torch.bfloat16, 16, 16)],
+    ids=["float32", "bfloat16", "paired"],
+)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_plain_families_give_the_same_bits(make_native, monkeypatch, name, dtype):
+def test_the_plain_families_give_the_same_bits(
+    make_native, monkeypatch, name, dtype, block_size, head_dim
+):
     monkeypatch.setattr(fast_decoder, "PIECE", 40)
-    ours = make_native(name, dtype=dtype)
+    ours = make_native(name, dtype=dtype, head_dim=head_dim)
     monkeypatch.setattr(fast_decoder, "FAMILIES", set())
-    theirs = make_native(name, dtype=dtype)
+    theirs = make_native(name, dtype=dtype, head_dim=head_dim)
     assert [is_fast(pair.paged) for pair in (ours, theirs)] == [True, False]
     assert ours.fast_layers == theirs.fast_layers == 2
-    assert torch.equal(rows(ours), rows(theirs))
+    assert torch.equal(rows(ours, block_size), rows(theirs, block_size))
 
 
 def test_all_the_plain_families_are_tested():

@@ -35,18 +35,35 @@ def test_cold_and_warm_logits_are_those_of_the_plain_model(make_pair, name):
     assert engine.stats.hit_tokens == 12
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_pools_in_pairs_give_logits_near_those_of_the_plain_model(make_pair, name):
+    pair = make_pair(name, torch.bfloat16, kernels=backend(), head_dim=16)
+    assert pair.fast_layers == 2
+    engine = pair.engine(backend="native", max_batch_tokens=5, block_size=16)
+    for _ in ("cold", "warm"):
+        pair.run(engine, {"a": 3 * PROMPT}, COUNT)
+        pair.check_logits(engine, tolerance=0.2)
+    assert engine.stats.hit_tokens == 32
+
+
 @pytest.mark.parametrize("quantised", [False, True], ids=["whole", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_hits_and_chunks_change_no_bit(make_pair, dtype, quantised):
-    pair = make_pair("llama", dtype, kernels=backend(quantised))
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "hit_tokens"),
+    [(torch.float32, 4, 24), (torch.bfloat16, 4, 24), (torch.bfloat16, 16, 16)],
+    ids=["float32", "bfloat16", "paired"],
+)
+def test_hits_and_chunks_change_no_bit(make_pair, dtype, block_size, hit_tokens, quantised):
+    pair = make_pair("llama", dtype, kernels=backend(quantised), head_dim=16)
     rows = []
     for chunk in (1, 5, 512):
-        engine = pair.engine(backend="native", max_batch_tokens=chunk, max_running=1)
+        engine = pair.engine(
+            backend="native", max_batch_tokens=chunk, max_running=1, block_size=block_size
+        )
         for _ in ("cold", "warm"):
-            pair.run(engine, {"a": PROMPT}, COUNT)
+            pair.run(engine, {"a": 2 * PROMPT}, COUNT)
             rows.append(torch.stack([row for _, row in engine.logits]))
             engine.logits.clear()
-        assert engine.stats.hit_tokens == 12
+        assert engine.stats.hit_tokens == hit_tokens
     assert all(torch.equal(each, rows[0]) for each in rows)
 
 
@@ -59,6 +76,13 @@ def test_quantised_logits_are_near_those_of_the_plain_model(make_pair, name):
     ((context, found),) = engine.logits
     expected = pair.reference(context)[-1]
     assert 1e-4 < (found - expected).norm() / expected.norm() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_are_no_single_call_are_tried_as_well(make_pair, monkeypatch, dtype):
+    monkeypatch.setattr(NativeBackend, "whole_layer", lambda *_: None)
+    pair = make_pair("qwen3", dtype, kernels=backend(), head_dim=16)
+    assert pair.fast_layers == 2
 
 
 def test_weights_that_were_copied_are_freed(make_pair):
