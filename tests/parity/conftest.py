@@ -147,7 +147,8 @@ class RecordingAnswers(Answers):
         for chunk in chunks:
             stop = chunk.start + chunk.count
             for end in range(stop - chunk.num_logits + 1, stop + 1):
-                self.logits.append((chunk.sequence.tokens[:end], next(rows).clone()))
+                context = (chunk.sequence.tokens + chunk.draft)[:end]
+                self.logits.append((context, next(rows).clone()))
         super().extend(chunks, logits)
 
 
@@ -166,12 +167,14 @@ class RecordingEngine(Engine):
 class _Sink:
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprob | None]] = {}
         self.prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
     def deliver(self, events) -> None:
         for request_id, event in events:
             if isinstance(event, Token) and event.index == 0:
                 self.tokens.setdefault(request_id, []).append(event.token_id)
+                self.logprobs.setdefault(request_id, []).append(event.logprob)
             elif isinstance(event, Prefilled):
                 self.prompt_logprobs[request_id] = event.logprobs
 
@@ -225,6 +228,7 @@ class Pair:
         host_blocks: int = 0,
         kv_dtype: torch.dtype | None = None,
         cost: StepCost | None = None,
+        max_draft: int = 0,
     ) -> RecordingEngine:
         kv_dtype = kv_dtype or self.plain.dtype
         pool = KVPool(self.layers, num_blocks, block_size, kv_dtype, torch.device("cpu"))
@@ -233,7 +237,11 @@ class Pair:
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
         cache = PrefixCache(num_blocks, block_size, share=share, host_blocks=host_blocks)
         scheduler = Scheduler(
-            cache, max_batch_tokens=max_batch_tokens, max_running=max_running, cost=cost
+            cache,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            cost=cost,
+            max_draft=max_draft,
         )
         kernels, graphs = get_backend(backend), None
         if record is not None:
