@@ -97,6 +97,9 @@ class _Probe(ForwardContext):
             raise _refusal(self._config, "its attention layers are not numbered one by one")
         if not getattr(call.module, "is_causal", True) or call.options.get("is_causal") is False:
             raise _refusal(self._config, "its attention is not causal")
+        # The order in which kernels keep rows depends on it: one writes them, another one reads.
+        if not call.query.dtype is call.key.dtype is call.value.dtype:
+            raise _refusal(self._config, "its queries, keys and values have different dtypes")
         for name, option in call.options.items():
             if option is not None and name not in HARMLESS_OPTIONS:
                 raise _refusal(self._config, f"it passes {name!r} to its attention")

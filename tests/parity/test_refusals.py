@@ -2,6 +2,7 @@
 
 import pytest
 from transformers import AutoConfig
+from transformers.models.llama import modeling_llama
 
 from ragcache.engine.support import check_config, prepare_model
 from ragcache.errors import UnsupportedModel
@@ -55,6 +56,17 @@ SMALL = {
 def test_refused(tiny_model, name, options, reason):
     with pytest.raises(UnsupportedModel, match=reason):
         prepare_model(tiny_model(name, options))
+
+
+@pytest.mark.parametrize("widened", [(0,), (1,), (0, 1)], ids=["query", "key", "both"])
+def test_queries_keys_and_values_of_different_dtypes_are_refused(tiny_model, monkeypatch, widened):
+    def rotate(*args):
+        return [x.float() if i in widened else x for i, x in enumerate(plain(*args))]
+
+    plain = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotate)
+    with pytest.raises(UnsupportedModel, match="different dtypes"):
+        prepare_model(tiny_model("llama", SMALL).bfloat16())
 
 
 def test_encoder_decoders_are_refused_before_any_weight_is_loaded():
