@@ -44,7 +44,7 @@ class Runner(Protocol):
     def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`.
 
-        `meanwhile` is called once, as late as it can be with the step still to be computed.
+        `meanwhile` is called once, as late as it can be with the step and its swaps still to come.
         """
 
     def prepare(self, layout: StepLayout) -> None:
@@ -88,7 +88,9 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: StepBatch, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """Logits `[S', V]` of the rows in `batch.last_idx`; KV of all rows is written."""
-        if self.host is not None:
+        if self.host is not None and (batch.swap_outs or batch.swap_ins):
+            meanwhile()  # on a CPU, swaps may take as long as the rest
+            meanwhile = nothing
             self.host.swap_out(batch.swap_outs)
             self.host.swap_in(batch.swap_ins)
         if batch.copies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 from ragcache_kernels import get_backend
@@ -42,3 +42,21 @@ def test_it_is_done_once_a_step_between_plan_and_layers(make_pair, monkeypatch, 
     pair.run(engine, PROMPTS, 3)
     assert done.count("other") == 3
     assert [each for each, _ in groupby(done)] == 3 * ["plan", "other", "layers", "norm"]
+
+
+def test_it_is_done_before_blocks_are_swapped(llama, monkeypatch, log):
+    engine, (done, wrap) = llama.engine(num_blocks=8, host_blocks=30), log
+    run = engine._runner.run
+    monkeypatch.setattr(
+        engine._runner, "run", lambda batch, _: run(batch, lambda: done.append("other"))
+    )
+    wrap(engine._runner, "run", "step")
+    for swap in ("swap_out", "swap_in"):
+        wrap(engine._runner.host, swap, "swap")
+    for first in 2 * (3, 4, 5, 6):
+        llama.run(engine, {"a": [first, *range(7, 27)]}, 2)
+    assert engine.stats.host.swapped_out
+    assert engine.stats.host.swapped_in
+    assert done.count("other") == done.count("step")
+    order = [each for each, _ in groupby(done)]
+    assert {before for before, each in pairwise(order) if each == "swap"} == {"other"}
