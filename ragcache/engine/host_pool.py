@@ -36,8 +36,8 @@ class PlainHostPool:
     """Where the device is the CPU: a second pool in the same memory.
 
     numpy copies them on this thread: torch would spread the many small copies over threads, which
-    all wait for the slowest on a busy machine (measured: 30 times slower). Pages are touched by
-    the first write only.
+    all wait for the slowest on a busy machine (measured: 30 times slower). A page is touched by
+    the first write to it only; a huge one has 2 MiB, of one tensor.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_blocks: int) -> None:

@@ -31,8 +31,8 @@ class KVPool:
     """`layers[l]`: keys and values of layer l.
 
     The block is the outermost unit, so copies and eviction need not know what is inside: a dtype
-    of eight bits brings scales with it. Pages are touched by the first write only: a large pool
-    costs no memory until it is used.
+    of eight bits brings scales with it. A page is touched by the first write to it only, so a large
+    pool costs little memory until it is used: with huge pages, 2 MiB at a time of each tensor.
     """
 
     def __init__(
