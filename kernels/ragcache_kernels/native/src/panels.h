@@ -180,6 +180,14 @@ INLINE void load_value_pairs(
 }
 #endif
 
+/* sum + the products of what two words hold. */
+INLINE floats add_words(enum dtype kept, floats sum, bits a, bits b) {
+#if DOT_PRODUCTS
+    if (kept == BF16) return add_pairs(sum, a, b);
+#endif
+    return sum + as_floats(a) * as_floats(b);
+}
+
 /* c = shrink · c + a b for `height` rows of a and c and `panels` of b, which have `depth` rows and
  * are `stride` apart; a has words as b has. Without `shrink`, c is not read. Every element is
  * summed in the order of depth, however many there are. */
@@ -197,13 +205,8 @@ INLINE void multiply_rows(
             columns[v] = load_bits(b + v / 2 * stride + v % 2 * LANES);
         for (int i = 0; i < height; i++) {
             bits word = spread(a + i * a_row + k);
-            for (int v = 0; v < 2 * panels; v++) {
-                if (kept == BF16) {
-                    sums[i][v] = add_pairs(sums[i][v], word, columns[v]);
-                } else {
-                    sums[i][v] += as_floats(word) * as_floats(columns[v]);
-                }
-            }
+            for (int v = 0; v < 2 * panels; v++)
+                sums[i][v] = add_words(kept, sums[i][v], word, columns[v]);
         }
     }
     for (int i = 0; i < height; i++)

@@ -284,6 +284,11 @@ INLINE floats coarse_exp2_of(floats x) {
     value = value * part + 1.0f;
     return (floats)_mm512_scalef_ps((__m512)value, (__m512)x);
 }
+
+/* sum + the products of the two bfloat16 of every lane. */
+INLINE floats add_pairs(floats sum, bits a, bits b) {
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
 #endif
 
 /* Whether a lane of `a` is larger than `b`. */
@@ -294,15 +299,5 @@ INLINE int exceeds(floats a, float b) {
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)fill(b), _CMP_GT_OQ)) != 0;
 #else
     return largest(a) > b;
-#endif
-}
-
-/* sum + the products of the two bfloat16 of every lane. */
-INLINE floats add_pairs(floats sum, bits a, bits b) {
-#if DOT_PRODUCTS
-    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-    sum += as_floats(low_half(a)) * as_floats(low_half(b));
-    return sum + as_floats(high_half(a)) * as_floats(high_half(b));
 #endif
 }
