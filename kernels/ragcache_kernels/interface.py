@@ -139,10 +139,12 @@ class AttentionBackend(ABC, Generic[PlanT]):
         angles: tuple[Tensor, Tensor],
         caches: Sequence[LayerCache],
         plan: PlanT,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """What layers from `whole_layer` that follow each other make of hidden `[T, H]`.
 
-        The angles are cosines and sines `[T, R]`. The tokens' KV goes to the layers' caches.
+        The angles are cosines and sines `[T, R]`. The tokens' KV goes to the layers' caches. Only
+        the rows `keep` are wanted, of each sequence the last ones or none; None: all.
         """
         raise NotImplementedError(f"{self.name} has no whole layers")
 

@@ -57,6 +57,7 @@ class LayersCall:
     layers: Sequence[Any]  # see `AttentionBackend.run_layers`
     hidden: Tensor
     angles: tuple[Tensor, Tensor]  # cosines and sines, [T, R]
+    keep: Tensor | None = None  # rows that are wanted, of each sequence the last; None: all
 
 
 class ForwardContext(ABC):

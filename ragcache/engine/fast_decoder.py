@@ -50,9 +50,9 @@ class FastDecoder:
             return self.plain(*args, **options)
         hidden = self._embed(options["input_ids"])[0]
         angles = self._rotary(hidden, options["position_ids"])
-        call = LayersCall(self._attentions, self._layers, hidden, angles)
-        rows = context.run_layers(call)[options["logits_to_keep"]]
-        return Logits(self._head(self._norm(rows[None])))
+        keep = options["logits_to_keep"]
+        call = LayersCall(self._attentions, self._layers, hidden, angles, keep)
+        return Logits(self._head(self._norm(context.run_layers(call)[None])))
 
 
 class Angles:

@@ -175,7 +175,8 @@ class _Trial(LayerContext):
 
     def run_layers(self, call: LayersCall) -> Tensor:
         caches = [_cache(call.hidden, *self._shapes[module]) for module in call.modules]
-        return self._backend.run_layers(call.layers, call.hidden, call.angles, caches, self._plan)
+        inputs = call.layers, call.hidden, call.angles, caches, self._plan
+        return self._backend.run_layers(*inputs, call.keep)
 
     def attend_packed(self, call: PackedCall) -> Tensor:
         cache = _cache(call.qkv, call.kv_heads, call.qkv.shape[2])

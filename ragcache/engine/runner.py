@@ -191,7 +191,8 @@ class _Step(LayerContext):
     def run_layers(self, call: LayersCall) -> Tensor:
         caches = [self._cache(module) for module in call.modules]
         self._begin()
-        return self._backend.run_layers(call.layers, call.hidden, call.angles, caches, self._plan)
+        inputs = call.layers, call.hidden, call.angles, caches, self._plan
+        return self._backend.run_layers(*inputs, call.keep)
 
     def _begin(self) -> None:
         self._meanwhile()

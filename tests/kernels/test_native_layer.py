@@ -101,8 +101,8 @@ def step_layout(block: int, lengths: list[tuple[int, int]] = LENGTHS) -> StepLay
     )
 
 
-def pool(shape: Shape, storage: torch.dtype | None = None) -> LayerCache:
-    slots = (20, shape.block, KV_HEADS)
+def pool(shape: Shape, storage: torch.dtype | None = None, blocks: int = 20) -> LayerCache:
+    slots = (blocks, shape.block, KV_HEADS)
     rows = (random(*slots, shape.dim, seed=s) for s in range(2))
     if storage is None:
         return LayerCache(*(each.to(shape.dtype) for each in rows))
@@ -199,6 +199,29 @@ def test_layers_that_follow_each_other_are_what_each_alone_is(native, shape):
     for layer, cache in zip(layers, caches[1], strict=True):
         hidden = native.run_layers([layer], hidden, rotation, [cache], plan)
     assert torch.equal(out, hidden)
+    for one, other in zip(*caches, strict=True):
+        assert torch.equal(one.key, other.key)
+
+
+@SHAPES
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("keep", [[], [1, 70], [69, 70, 99, 100, 120]], ids=str)
+def test_rows_that_are_kept_are_what_they_are_among_all(native, shape, keep, count):
+    sequences = [(1, 40), (1, 1), (69, 100), (30, 30), (20, NARROW_SPLIT + 40)]
+    keep = torch.tensor(keep, dtype=torch.int64)
+    layout = step_layout(shape.block, sequences)
+    tokens = sum(new for new, _ in sequences)
+    hidden, rotation = random(tokens, SIZE).to(shape.dtype), angles(shape.dtype, tokens=tokens)
+    layer = Layer(shape, PLAIN)
+    layer.normed_updates = count > 1
+    layers = [native.whole_layer(layer.parts(native)) for _ in range(count)]
+    blocks = int(layout.block_table.max()) + 1
+    caches = [[pool(shape, blocks=blocks) for _ in layers] for _ in range(2)]
+    all_rows, some = (
+        native.run_layers(layers, hidden, rotation, own, native.plan(layout, hidden.device), rows)
+        for own, rows in zip(caches, (None, keep), strict=True)
+    )
+    assert torch.equal(some, all_rows[keep])
     for one, other in zip(*caches, strict=True):
         assert torch.equal(one.key, other.key)
 

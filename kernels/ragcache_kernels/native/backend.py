@@ -27,6 +27,8 @@ from ragcache_kernels.native.pairing import Pairing
 from ragcache_kernels.native.plan import NativePlan
 from ragcache_kernels.native.structs import Pool, activation, dense, weight_dtype
 
+LEAST_SKIPPED = 64  # rows: the last layer without them is planned by itself, which takes time
+
 
 class NativeBackend(AttentionBackend[NativePlan]):
     """Tiles of queries and keys, merged in the order of the keys. Not thread-safe.
@@ -142,6 +144,7 @@ class NativeBackend(AttentionBackend[NativePlan]):
         angles: tuple[Tensor, Tensor],
         caches: Sequence[LayerCache],
         plan: NativePlan,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """All of them as one call; see `AttentionBackend`, and `NativeLayer.step` for errors."""
         hidden, output = dense(hidden), torch.empty_like(hidden)
@@ -150,5 +153,12 @@ class NativeBackend(AttentionBackend[NativePlan]):
         calls = [layer.bind(cache, rotary) for layer, cache in pairs]
         steps = [layer.step(hidden, angles, cache, plan) for layer, cache in pairs]
         stack = Stack.of(calls, steps, hidden, output)
+        skips = keep is not None and len(hidden) - len(keep) >= LEAST_SKIPPED
+        if keep is not None and skips:
+            stack.kept, stack.num_kept = keep.data_ptr(), len(keep)
+            some = plan.of_last(keep) if len(keep) else plan
+            stack.last = layers[-1].step(hidden, angles, caches[-1], some)
         self._team.library.run_layers(self._team.handle, byref(stack))
-        return output
+        if keep is None:
+            return output
+        return output[: len(keep)] if skips else output[keep]

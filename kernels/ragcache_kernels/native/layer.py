@@ -64,6 +64,9 @@ class Stack(Structure):
         ("input", c_void_p),
         ("output", c_void_p),
         ("count", c_int64),
+        ("last", POINTER(StepCall)),
+        ("kept", c_void_p),
+        ("num_kept", c_int64),
     )
 
     @classmethod
@@ -132,13 +135,13 @@ class NativeLayer:
             raise TypeError(f"{hidden.dtype} {list(hidden.shape)} for a layer in {self._dtype}")
         key = angles[0].data_ptr(), self.kind
         if key not in plan.steps:
-            plan.steps[key] = self._new_step(len(hidden), angles, cache, plan)
+            plan.steps[key] = self._new_step(angles, cache, plan)
         return plan.steps[key][0]
 
     def _new_step(
-        self, tokens: int, angles: Angles, cache: LayerCache, plan: NativePlan
+        self, angles: Angles, cache: LayerCache, plan: NativePlan
     ) -> tuple[Any, list[Tensor]]:
-        parts, (cos, sin) = self._parts, angles
+        parts, (cos, sin), tokens = self._parts, angles, len(plan.slots)
         if not cos.dtype is sin.dtype is self._dtype or cos.stride() != sin.stride():
             raise TypeError(f"cosines in {cos.dtype} for {self._dtype}")
         attended = parts.heads * self._dim

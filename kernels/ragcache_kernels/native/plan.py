@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ragcache_kernels.growth import TilePlanner
 from ragcache_kernels.interface import StepLayout
@@ -47,6 +49,21 @@ class NativePlan:
         self._planner = planner
         self._work: dict[tuple[int | None, int], Work] = {}
         self.steps: dict[Any, tuple[Any, list[Any]]] = {}  # see `NativeLayer`
+
+    def of_last(self, rows: Tensor) -> NativePlan:
+        """The plan for those queries only, of each sequence the last ones or none."""
+        layout, cu_q = self._layout, self._layout.cu_q.numpy()
+        counts = np.bincount(np.searchsorted(cu_q[1:], rows.numpy(), side="right"))
+        sequences = np.flatnonzero(counts)
+        ends = counts[sequences].cumsum(dtype=np.int32)
+        some = StepLayout(
+            cu_q=torch.from_numpy(np.concatenate([np.zeros(1, dtype=np.int32), ends])),
+            kv_len=layout.kv_len[sequences],
+            block_table=layout.block_table[sequences],
+            slot_mapping=torch.full((len(rows),), -1),
+            block_size=self.block_size,
+        )
+        return NativePlan(some, TilePlanner(exact=True))
 
     def work(self, window: int | None, queries: int) -> Work:
         """The tiles of at most `queries` queries for layers with this window."""

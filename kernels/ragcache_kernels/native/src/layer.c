@@ -74,13 +74,33 @@ static void add(const work *w, const member *self) {
     team_wait(self);
 }
 
-static void run_layer(const work *w, const member *self) {
+/* Keys and values go to the pool; queries are left. */
+static void project(const work *w, const member *self) {
+    normalise(w->layer->input_norm, w->input, w->step->normed, w, self);
+    multiply(w->layer->qkv, w->step->normed, w->step->qkv, w, self);
+    rotate(w, self);
+}
+
+/* From now on there are only the rows that are wanted. */
+static void keep_rows(const struct stack *stack, work *w, const member *self) {
+    const struct step *all = w->step, *last = stack->last;
+    int64_t element = size_of(w->layer->down.dtype);
+    int64_t hidden = w->layer->input_norm.size * element, query = last->work.query_token * element;
+    for (int64_t i = 0; i < stack->num_kept && self->rank == 0; i++) {
+        int64_t row = stack->kept[i]; /* ≥ i: both may be the same memory */
+        memmove((char *)w->output + i * hidden, (const char *)w->input + row * hidden, hidden);
+        memmove((char *)last->query + i * query, (const char *)all->query + row * query, query);
+    }
+    w->input = w->output;
+    w->step = last;
+    team_wait(self);
+}
+
+/* The layer behind its projections. */
+static void finish(const work *w, const member *self) {
     const struct layer *layer = w->layer;
     const struct step *step = w->step;
     int norms_updates = layer->update_norm.weight != NULL;
-    normalise(layer->input_norm, w->input, step->normed, w, self);
-    multiply(layer->qkv, step->normed, step->qkv, w, self);
-    rotate(w, self);
     attend_to_pool(w, self);
     multiply(layer->out, step->attended, step->update, w, self);
     if (norms_updates) normalise(layer->attention_norm, step->update, step->update, w, self);
@@ -100,7 +120,12 @@ static void run(void *argument, const member *self) {
     for (int64_t i = 0; i < stack->count; i++) {
         const void *input = i == 0 ? stack->input : stack->output;
         work w = {stack->layers[i], stack->steps[i], input, stack->output};
-        run_layer(&w, self);
+        project(&w, self);
+        if (i == stack->count - 1 && stack->last != NULL) {
+            if (stack->num_kept == 0) return;
+            keep_rows(stack, &w, self);
+        }
+        finish(&w, self);
     }
 }
 

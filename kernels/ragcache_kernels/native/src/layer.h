@@ -31,6 +31,11 @@ struct stack {
     const void *input; /* [tokens, size], of the first; that of the others is the output */
     void *output;
     int64_t count;
+    /* Of the last layer only some rows are wanted, in ascending order: the first ones of the output.
+     * `last` is the step for them. NULL: all. */
+    const struct step *last;
+    const int64_t *kept;
+    int64_t num_kept;
 };
 
 EXPORT void run_layers(struct team *team, const struct stack *stack);
