@@ -23,13 +23,12 @@ KINDS = {
 needs_native = pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")
 
 
-def answers(pair, max_draft, count=60, kv_dtype=None, **options):
+def answers(pair, max_draft, prompts=PROMPTS, kv_dtype=None, **options):
     """What requests at once are told, all rows of logits by context, and the statistics."""
-    engine = pair.engine(
-        backend="native", max_batch_tokens=48, max_draft=max_draft, kv_dtype=kv_dtype
-    )
+    setting = {"num_blocks": 400, "max_batch_tokens": 48, "kv_dtype": kv_dtype}
+    engine = pair.engine(backend="native", max_draft=max_draft, **setting)
     assert engine._runner.exact
-    tokens = pair.run(engine, PROMPTS, count, logprobs=2, logit_bias=FEW, **options)
+    tokens = pair.run(engine, prompts, 60, logprobs=2, logit_bias=FEW, **options)
     rows = {}
     for context, logits in engine.logits:
         assert torch.equal(rows.setdefault(tuple(context), logits), logits)
@@ -55,6 +54,16 @@ def test_drafts_change_no_bit(make_pair, name, kind):
     pair = make_pair(name, dtype, kernels=NativeBackend(quantised=quantised))
     stats = check(pair, kv_dtype=kv_dtype)
     assert 10 < stats.accepted_tokens < stats.drafted_tokens
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_change_no_bit_where_sums_are_long(make_pair, kind):
+    dtype, quantised, kv_dtype = KINDS[kind]
+    shape = {"hidden_size": 320, "intermediate_size": 704, "head_dim": 64, "initializer_range": 0.1}
+    pair = make_pair("llama", dtype, kernels=NativeBackend(quantised=quantised), **shape)
+    prompts = {name: (30 * prompt)[:199] for name, prompt in PROMPTS.items()}
+    assert check(pair, prompts=prompts, kv_dtype=kv_dtype).accepted_tokens > 10
 
 
 @needs_native
