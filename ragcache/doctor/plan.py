@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from ragcache_kernels import PREFERENCE, best_backend, objection
+from transformers import PreTrainedModel
 
 from ragcache.config import ServeSettings
 from ragcache.doctor.model import FoundModel, locate, read_config, without_weights
 from ragcache.doctor.weights import weight_bytes
 from ragcache.engine.assembly import max_model_len
+from ragcache.engine.fast_model import may_run_as_fast_decoder
 from ragcache.engine.machine import free_memory
 from ragcache.engine.model import (
     check_kv_dtype,
@@ -30,7 +32,7 @@ class Plan:
     """`others` has the attention backends that are not taken, each with the reason.
 
     Weights are in bytes, as they are kept once loaded. The KV pool is in tokens, before what steps
-    take of a GPU's memory.
+    take of a GPU's memory. At most `max_draft` tokens are tried ahead for a request.
     """
 
     model: FoundModel
@@ -45,6 +47,8 @@ class Plan:
     kv_dtype: str
     kv_tokens: int
     max_model_len: int
+    max_draft: int
+    draft_reason: str
 
 
 def make_plan(settings: ServeSettings) -> Plan:
@@ -63,6 +67,7 @@ def make_plan(settings: ServeSettings) -> Plan:
     backend, others = _backends(device, dtype, layers)
     weights = weight_bytes(model, backend, settings)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
+    max_draft, draft_reason = _drafts(settings, model, backend)
     return Plan(
         model=found,
         device=device.type,
@@ -76,6 +81,8 @@ def make_plan(settings: ServeSettings) -> Plan:
         kv_dtype=name_of(kv_dtype),
         kv_tokens=_pool_tokens(settings, layers, kv_dtype, weights, device),
         max_model_len=max_model_len(model, settings),
+        max_draft=max_draft,
+        draft_reason=draft_reason,
     )
 
 
@@ -104,6 +111,19 @@ def _backends(
         if name != taken
     }
     return taken, others
+
+
+def _drafts(settings: ServeSettings, model: PreTrainedModel, backend: str) -> tuple[int, str]:
+    """How many tokens are tried ahead, and why."""
+    if not settings.speculative_tokens:
+        return 0, "asked for"
+    if backend != "native":
+        return 0, f"in {backend} a token may depend on what it is computed with"
+    if settings.tensor_parallel_size > 1:
+        return 0, "not tested with several ranks"
+    if not may_run_as_fast_decoder(model):
+        return 0, f"of a {model.config.model_type} model torch computes a part"
+    return settings.speculative_tokens, "in C they change no answer"
 
 
 def _pool_tokens(

@@ -82,6 +82,8 @@ def _plan(plan: Plan) -> Iterator[Row]:
     yield "weights", _gib(plan.weights)
     tokens = f"{plan.kv_tokens:,} tokens in {plan.kv_dtype}"
     yield "KV pool", f"about {tokens}; a request has at most {plan.max_model_len:,}"
+    drafts = f"up to {plan.max_draft} tokens" if plan.max_draft else "none"
+    yield "drafts", f"{drafts}: {plan.draft_reason}"
 
 
 def _redis(state: RedisState) -> str:

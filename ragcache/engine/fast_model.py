@@ -82,6 +82,13 @@ def runs_as_fast_decoder(model: PreTrainedModel) -> bool:
     return [type(getattr(each, "__self__", None)) for each in forwards] == [FastDecoder, FastHead]
 
 
+def may_run_as_fast_decoder(model: PreTrainedModel) -> bool:
+    """Whether that will be tried; values are not looked at."""
+    layers, heads = fusible(model)
+    known = _name(model) in fast_decoder.FAMILIES
+    return known and bool(heads) and len(layers) == model.config.num_hidden_layers
+
+
 def fusible(model: PreTrainedModel) -> tuple[list[Any], list[nn.Linear]]:
     """The layers that can be tried, and the head where there are any; values are not looked at."""
     decoder: Any = model.get_decoder()

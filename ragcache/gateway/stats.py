@@ -79,6 +79,7 @@ def _engine(stats: EngineStats) -> dict[str, Any]:
     body: dict[str, Any] = {
         "pool": {**_blocks(stats.pool), "retained": stats.retained},
         "computed_tokens": stats.computed_tokens,
+        "drafts": {"tokens": stats.drafted_tokens, "accepted": stats.accepted_tokens},
         "evictions": stats.evictions,
         "preemptions": stats.preemptions,
         "running": stats.running,

@@ -86,6 +86,8 @@ class EngineCollector(Collector):
             ("prefix_cache_query_tokens", "Tokens looked up in the cache", stats.query_tokens),
             ("prefix_cache_hit_tokens", "Tokens found in the cache", stats.hit_tokens),
             ("preemptions", "Requests that lost their blocks and resumed", stats.preemptions),
+            ("draft_tokens", "Tokens tried ahead of being sampled", stats.drafted_tokens),
+            ("accepted_draft_tokens", "Of these, those that were right", stats.accepted_tokens),
         ):
             counter = CounterMetricFamily(f"ragcache_{name}", text, labels=["model_name"])
             counter.add_metric(model, value)

@@ -98,6 +98,8 @@ ALIASES = (
     ),
     Alias("vllm:external_prefix_cache_hits", "prompt_tokens_by_source", _only("source", "host")),
     Alias("vllm:generation_tokens", "generation_tokens"),
+    Alias("vllm:spec_decode_num_draft_tokens", "draft_tokens"),
+    Alias("vllm:spec_decode_num_accepted_tokens", "accepted_draft_tokens"),
     Alias(
         "vllm:request_success", "requests", _mapped("finish_reason", "finished_reason", _FINISHED)
     ),

@@ -25,6 +25,8 @@ PLAN = Plan(
     kv_dtype="bfloat16",
     kv_tokens=10_000,
     max_model_len=8192,
+    max_draft=8,
+    draft_reason="",
 )
 MACHINE = Machine(
     cpu="a CPU",

@@ -8,15 +8,18 @@ import shutil
 import pytest
 import torch
 from ragcache_kernels import PREFERENCE
+from ragcache_kernels.native.library import supported_tiers
 
 from ragcache.bench.settings import apart
 from ragcache.doctor import model as doctor_model
 from ragcache.doctor.model import locate
 from ragcache.doctor.plan import make_plan
-from ragcache.engine import machine
+from ragcache.engine import fast_decoder, machine
 from ragcache.engine.source import gguf_file
 from ragcache.errors import ConfigError
 from ragcache.loading import load_runner
+
+needs_native = pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -26,6 +29,7 @@ def test_the_plan_is_what_is_run(tiny_llama, dtype):
     assert plan.backend == loaded.runner._backend.name
     assert plan.kv_tokens == loaded.num_blocks * settings.block_size
     assert plan.dtype == plan.kv_dtype == dtype
+    assert plan.max_draft == (settings.speculative_tokens if loaded.runner.exact else 0)
     loaded.runner.close()
 
 
@@ -33,6 +37,21 @@ def test_every_other_backend_has_a_reason(tiny_llama):
     plan = make_plan(apart(model=str(tiny_llama)))
     assert {plan.backend, *plan.others} == set(PREFERENCE)
     assert all(plan.others.values())
+
+
+@needs_native
+def test_drafts_are_where_they_change_no_answer(tiny_llama, monkeypatch):
+    def drafts(**options):
+        found = make_plan(apart(model=str(tiny_llama), **options))
+        return found.max_draft, found.draft_reason
+
+    assert drafts()[0] == 8
+    assert drafts(speculative_tokens=3)[0] == 3
+    assert drafts(speculative_tokens=0) == (0, "asked for")
+    assert drafts(dtype="float16") == (0, "in torch a token may depend on what it is computed with")
+    assert drafts(tensor_parallel_size=2) == (0, "not tested with several ranks")
+    monkeypatch.setattr(fast_decoder, "FAMILIES", set())
+    assert drafts() == (0, "of a llama model torch computes a part")
 
 
 def test_a_gguf_file_is_read_where_it_is_not_unpacked_yet(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from ragcache_kernels.native.library import supported_tiers
@@ -42,6 +43,11 @@ def test_it_takes_the_variables_of_serve_and_no_other(doctor):
     plan = json.loads(out)["plan"]
     assert (status, plan["dtype"]) == (0, "float16")
     assert plan["others"].keys() | {plan["backend"]} >= {"torch", "triton"}
+
+
+def test_it_says_whether_drafts_are_tried(doctor):
+    assert re.search("drafts +none: asked for", doctor("--speculative-tokens", "0")[1])
+    assert re.search("drafts +(none|up to 8 tokens): ", doctor()[1])
 
 
 @pytest.mark.skipif(not supported_tiers(), reason="the C kernels were not built")

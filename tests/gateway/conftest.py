@@ -214,6 +214,8 @@ class FakeServing:
             hit_tokens=self.hit_tokens,
             evictions=3,
             preemptions=1,
+            drafted_tokens=9,
+            accepted_tokens=6,
             computed_tokens=self.query_tokens - self.hit_tokens,
             prefill_rate=200.0,
             host=self.host,

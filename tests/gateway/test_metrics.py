@@ -123,6 +123,8 @@ async def test_the_engine_is_read_at_scrape_time(serving, scrape):
     assert samples["ragcache_kv_evictions_total", "device"] == 3
     assert not any("host" in labels for labels in samples)
     assert samples["ragcache_preemptions_total",] == 1
+    assert samples["ragcache_draft_tokens_total",] == 9
+    assert samples["ragcache_accepted_draft_tokens_total",] == 6
     assert samples["ragcache_cache_config_info", "4", "100"] == 1
 
 

@@ -84,6 +84,7 @@ async def test_cache_stats_tell_hit_rates_tokens_and_blocks(url, client, serving
     assert stats["saved"] == {"tokens": 3, "seconds": 3 / 200, "prefill_rate": 200}
     assert stats["pool"] == {"free": 90, "cached": 10, "held": 0, "total": 100, "retained": 0}
     assert stats["computed_tokens"] == 5
+    assert stats["drafts"] == {"tokens": 9, "accepted": 6}
     assert (stats["block_size"], stats["evictions"], stats["preemptions"]) == (4, 3, 1)
     assert (stats["running"], stats["waiting"]) == (0, 0)
     assert "host" not in stats

@@ -32,6 +32,8 @@ COUNTED = (
     "prompt_tokens",
     "prompt_tokens_cached",
     "generation_tokens",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "external_prefix_cache_queries",
@@ -80,6 +82,8 @@ def total(values: dict[str, float], name: str, *labels: str) -> float:
     [
         ("prompt_tokens_total", "prompt_tokens_total"),
         ("generation_tokens_total", "generation_tokens_total"),
+        ("draft_tokens_total", "spec_decode_num_draft_tokens_total"),
+        ("accepted_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
         ("prefix_cache_query_tokens_total", "prefix_cache_queries_total"),
         ("prefix_cache_hit_tokens_total", "prompt_tokens_cached_total"),
         ("prompt_tokens_total", "prompt_tokens_by_source_total"),
