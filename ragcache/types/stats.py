@@ -76,9 +76,9 @@ class EngineStats:
 
     Every prompt token is counted once, at admission, in `query_tokens`, and there in
     `hit_tokens` too when its KV came from the cache. `computed_tokens` are the tokens that went
-    through the model, those of a request resumed after preemption again. `pool` and `evictions`
-    are the device's. Of the `drafted_tokens` that were tried ahead, `accepted_tokens` were right.
-    `prefill_rate` is the most tokens that have been computed in a second.
+    through the model, those of a request resumed after preemption again, and drafts. `pool` and
+    `evictions` are the device's. Of the `drafted_tokens` that were tried ahead, `accepted_tokens`
+    were right. `prefill_rate` is the most tokens that have been computed in a second.
     """
 
     running: int
