@@ -57,13 +57,16 @@ def test_drafts_change_no_bit(make_pair, name, kind):
 
 
 @needs_native
+@pytest.mark.parametrize("shared", [0, 176], ids=["apart", "shared"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_change_no_bit_where_sums_are_long(make_pair, kind):
+def test_drafts_change_no_bit_where_sums_are_long(make_pair, kind, shared):
     dtype, quantised, kv_dtype = KINDS[kind]
     shape = {"hidden_size": 320, "intermediate_size": 704, "head_dim": 64, "initializer_range": 0.1}
     pair = make_pair("llama", dtype, kernels=NativeBackend(quantised=quantised), **shape)
-    prompts = {name: (30 * prompt)[:199] for name, prompt in PROMPTS.items()}
-    assert check(pair, prompts=prompts, kv_dtype=kv_dtype).accepted_tokens > 10
+    prompts = {name: (40 * LOOP)[:shared] + 10 * each for name, each in PROMPTS.items()}
+    stats = check(pair, prompts=prompts, kv_dtype=kv_dtype)
+    assert stats.accepted_tokens > 10
+    assert stats.hit_tokens == 2 * shared
 
 
 @needs_native
