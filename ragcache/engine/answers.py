@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
-
 from torch import Tensor
 
 from ragcache.engine.logprobs import prompt_logprobs
+from ragcache.engine.parts import Part, parts_of
 from ragcache.engine.request import Chunk, Request, Sequence
 from ragcache.engine.sampler import Sampled, sample
 from ragcache.engine.scheduler import Scheduler
@@ -25,57 +22,6 @@ from ragcache.types import (
 )
 
 Events = list[tuple[str, EngineEvent]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a step brought for one chunk: rows `[start, stop)` of its logits.
-
-    Choices in `sampled` get a token from the last of the rows, but for those behind a draft; those
-    in `given` begin with tokens that need no logits, or end with none. `chosen` are the tokens that
-    each of the former goes on with.
-    """
-
-    chunk: Chunk
-    start: int
-    stop: int
-    sampled: list[Sequence] = field(default_factory=list)
-    given: list[tuple[Sequence, list[int]]] = field(default_factory=list)
-    chosen: list[list[Sampled]] = field(default_factory=list)
-
-    def rows(self) -> list[tuple[int, Sequence]]:
-        """Which row gives whom a token: each choice, then what it is if its draft is right."""
-        draft = self.chunk.draft
-        row = self.stop - 1 - len(draft)
-        supposed = [self.chunk.sequence.behind(draft[:i]) for i in range(1, len(draft) + 1)]
-        return [(row, each) for each in self.sampled] + list(enumerate(supposed, row + 1))
-
-    def choose(self, tokens: Iterator[Sampled]) -> None:
-        """Take what was sampled from the rows, as far as it is what the choices go on with."""
-        draft, ends = self.chunk.draft, self.chunk.sequence.request.end_token_ids
-        for _ in self.sampled:
-            run = list(islice(tokens, 1 + len(draft)))
-            self.chosen.append(_foreseen(run, draft, ends))
-
-    @property
-    def right(self) -> int:
-        """How many tokens of the draft are what the choice has said, and has gone on behind."""
-        return len(self.chosen[0]) - 1 if self.chunk.draft else 0
-
-    @property
-    def meant(self) -> slice:
-        """The rows of logits that are not behind anything wrong."""
-        return slice(self.start, self.stop - len(self.chunk.draft) + self.right)
-
-
-def _foreseen(
-    sampled: list[Sampled], draft: list[int], end_token_ids: frozenset[int]
-) -> list[Sampled]:
-    """What was sampled up to the first token that is not the draft's, or is the choice's last."""
-    for i, (one, token) in enumerate(zip(sampled, draft, strict=False), 1):
-        if one.token_id != token or token in end_token_ids:
-            return sampled[:i]
-    return sampled
 
 
 class Answers:
@@ -129,7 +75,7 @@ class Answers:
 
     def extend(self, chunks: list[Chunk], logits: Tensor) -> None:
         """Go on from the chunks of a step, committed by now, and their rows of `logits`."""
-        parts = self._parts(chunks)
+        parts = parts_of(chunks)
         if not parts:
             return
         # A GPU may still be at work. Nothing may wait for it before `sample` does, which has the
@@ -151,17 +97,7 @@ class Answers:
             for sequence, chosen in zip(part.sampled, part.chosen, strict=True):
                 self._continue(sequence, chosen)
 
-    @staticmethod
-    def _parts(chunks: list[Chunk]) -> list[_Part]:
-        parts: list[_Part] = []
-        stop = 0
-        for chunk in chunks:
-            start, stop = stop, stop + chunk.num_logits
-            if start < stop:
-                parts.append(_Part(chunk, start, stop))
-        return parts
-
-    def _open(self, part: _Part) -> None:
+    def _open(self, part: Part) -> None:
         """Find out which choices go on from a chunk, and how."""
         sequence = part.chunk.sequence
         if not part.chunk.samples:
@@ -193,7 +129,7 @@ class Answers:
             request.sequences.clear()
             self._events.append((request.id, Failed(message)))
 
-    def _complete(self, part: _Part, logits: Tensor) -> None:
+    def _complete(self, part: Part, logits: Tensor) -> None:
         """Tell and keep what concerns the prompt, and begin choices that need no logits."""
         chunk, request = part.chunk, part.chunk.sequence.request
         if chunk.sequence.ended:
@@ -222,7 +158,7 @@ class Answers:
             return []
         return sequence.constraint.forced()
 
-    def _judge(self, part: _Part) -> None:
+    def _judge(self, part: Part) -> None:
         """Count a draft, and let the next one depend on it."""
         draft = part.chunk.draft
         if draft:
