@@ -170,3 +170,8 @@ class Chunk:
         if self.sequence.request.lacks_prompt_logprobs:
             return self.count
         return len(self.draft) + int(self.samples)
+
+
+def total(chunks: list[Chunk]) -> int:
+    """How many tokens they compute."""
+    return sum(chunk.count for chunk in chunks)

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ragcache.engine.request import Chunk, Sequence
+from ragcache.engine.drafter import Drafter
+from ragcache.engine.request import Chunk, Sequence, total
 from ragcache.engine.step_cost import MIN_CHUNK, StepCost
 from ragcache.prefix.cache import PrefixCache
 from ragcache.prefix.names import shared_blocks
@@ -37,7 +38,6 @@ from ragcache.prefix.rows import Plan, Row
 
 LOOKAHEAD = 16  # waiting sequences that one step plans; those held back do not count
 SHORT_RUN = 16  # forced tokens that still go with the decodes
-DRAFT_ROWS = 32  # of decodes and drafts in a step; more would cost as much as they save
 MAX_LOGITS = 256  # rows of one chunk; a row of logits is far larger than one of hidden states
 
 
@@ -61,7 +61,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.cost = cost
-        self.max_draft = max_draft
+        self._drafter = Drafter(cache, max_draft)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.closing: list[Sequence] = []  # ended; the next step computes their last whole blocks
@@ -130,8 +130,8 @@ class Scheduler:
 
     def _budget(self, decodes: list[Chunk], closing: list[Chunk]) -> int:
         """Tokens that chunks of prompts may have in the step, beside these."""
-        taken = _total(closing)
-        room = self.max_batch_tokens - _total(decodes) - taken
+        taken = total(closing)
+        room = self.max_batch_tokens - total(decodes) - taken
         if self.cost is None or not decodes:
             return room
         # A chunk at the end of a long prompt takes longer: it is not known yet who will get one.
@@ -146,28 +146,7 @@ class Scheduler:
             extra = min(sequence.remaining - 1, spare)
             spare -= extra
             chunks.append(Chunk(sequence, sequence.num_computed, 1 + extra))
-        return self._with_drafts(chunks, spare // 2)  # prompts come first to the other half
-
-    def _with_drafts(self, chunks: list[Chunk], room: int) -> list[Chunk]:
-        """The chunks of decodes, each with an equal share of `room` for its draft."""
-        rows = min(room, DRAFT_ROWS - _total(chunks))
-        limit = min(self.max_draft, rows // max(len(chunks), 1))
-        return [self._with_draft(chunk, limit) for chunk in chunks] if limit > 0 else chunks
-
-    def _with_draft(self, chunk: Chunk, limit: int) -> Chunk:
-        """The chunk with a draft behind it, where there is one and room for its KV.
-
-        A grammar would have to be undone behind tokens that turn out to be wrong, and a prompt's
-        last row is where all its choices begin.
-        """
-        sequence = chunk.sequence
-        if sequence.constraint is not None or not sequence.num_output or not chunk.samples:
-            return chunk
-        limit = min(limit, sequence.request.max_tokens - sequence.num_output - 1)
-        draft = sequence.lookup.draft(sequence.tokens, limit)
-        if draft and self.cache.grow(sequence.row, len(sequence.tokens) + len(draft)):
-            return Chunk(sequence, chunk.start, chunk.count + len(draft), draft)
-        return chunk
+        return self._drafter.extend(chunks, spare // 2)  # prompts come first to the other half
 
     def _grown(self) -> list[Sequence]:
         """The decoding sequences, after making room for the new tokens of all that run."""
@@ -308,7 +287,3 @@ class Scheduler:
         self.running.append(sequence)
         self.admitted.append((sequence, row))
         return True
-
-
-def _total(chunks: list[Chunk]) -> int:
-    return sum(chunk.count for chunk in chunks)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragcache.engine.scheduler import DRAFT_ROWS
+from ragcache.engine.drafter import DRAFT_ROWS
 from ragcache.types import FinishReason
 
 LOOP = [7, 3, 9, 1, 4]

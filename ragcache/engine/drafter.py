@@ -1,0 +1,37 @@
+"""Which decodes of a step try some tokens ahead."""
+
+from __future__ import annotations
+
+from ragcache.engine.request import Chunk, total
+from ragcache.prefix.cache import PrefixCache
+
+DRAFT_ROWS = 32  # of decodes and drafts in a step; more would cost as much as they save
+
+
+class Drafter:
+    """Adds drafts of at most `max_draft` tokens to decodes, and room for their KV."""
+
+    def __init__(self, cache: PrefixCache, max_draft: int) -> None:
+        self._cache = cache
+        self._max_draft = max_draft
+
+    def extend(self, decodes: list[Chunk], room: int) -> list[Chunk]:
+        """The chunks of decodes, each with an equal share of `room` for its draft."""
+        rows = min(room, DRAFT_ROWS - total(decodes))
+        limit = min(self._max_draft, rows // max(len(decodes), 1))
+        return [self._extend(chunk, limit) for chunk in decodes] if limit > 0 else decodes
+
+    def _extend(self, chunk: Chunk, limit: int) -> Chunk:
+        """The chunk with a draft behind it, where there is one and room for its KV.
+
+        A grammar would have to be undone behind tokens that turn out to be wrong, and a prompt's
+        last row is where all its choices begin.
+        """
+        sequence = chunk.sequence
+        if sequence.constraint is not None or not sequence.num_output or not chunk.samples:
+            return chunk
+        limit = min(limit, sequence.request.max_tokens - sequence.num_output - 1)
+        draft = sequence.lookup.draft(sequence.tokens, limit)
+        if draft and self._cache.grow(sequence.row, len(sequence.tokens) + len(draft)):
+            return Chunk(sequence, chunk.start, chunk.count + len(draft), draft)
+        return chunk
