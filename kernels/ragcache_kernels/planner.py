@@ -145,11 +145,12 @@ def shared_runs(
 ) -> Iterator[tuple[IntArray, int, int]]:
     """Key ranges of the decoding `rows` that are worth reading once for several of them.
 
-    They lie in the same physical blocks. Walks the radix tree that the block tables form, a group
-    of rows per node.
+    They lie in the same physical blocks, before all queries of the rows. Walks the radix tree that
+    the block tables form, a group of rows per node.
     """
     table, size = layout.block_table.numpy(), layout.block_size
-    limit = (layout.kv_len.numpy() - 1) // size  # full blocks before the query's own
+    q_len = np.diff(layout.cu_q.numpy())
+    limit = (layout.kv_len.numpy() - q_len) // size  # full blocks before the queries' own
     groups = [(rows, 0)]
     while groups:
         rows, start = groups.pop()
@@ -157,7 +158,7 @@ def shared_runs(
             continue
         common = _common_blocks(table[rows, : limit[rows].min()])
         stop = common * size // sharing.multiple * sharing.multiple
-        if sharing.is_worth(len(rows), stop - start):
+        if sharing.is_worth(int(q_len[rows].sum()), stop - start):
             yield rows, start, stop
             start = stop
         rows = rows[limit[rows] > common]

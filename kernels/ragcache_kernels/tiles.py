@@ -57,7 +57,8 @@ def plan_tiles(
     """Cut a step into tiles of at most `narrow_queries` or `wide_queries` queries.
 
     Exact ones are merged in the same order of sums whatever is shared: shared runs are cut where
-    others are, and the keys of a wide tile not at all, but by who works on it.
+    others are, and the keys of a wide tile not at all, but by who works on it. So short chunks, as
+    of decodes with drafts, can share, too.
     """
     cu_q, kv_len = layout.cu_q.numpy(), layout.kv_len.numpy()
     num_tokens = len(layout.slot_mapping)
@@ -68,13 +69,16 @@ def plan_tiles(
     offset = num_tokens
     if window is None:  # a window is short and differs by sequence: little to share
         for rows, start, stop in shared_runs(
-            layout, np.flatnonzero(q_len == 1), _sharing(narrow_queries, wide_queries, exact)
+            layout,
+            np.flatnonzero((q_len > 0) & (q_len <= (narrow_queries if exact else 1))),
+            _sharing(narrow_queries, wide_queries, exact),
         ):
             covered[rows] = stop
             # As if behind all keys, so that everything is visible.
-            rectangles.append(_ints([[offset, len(rows), rows[0], start, stop, stop]]))
-            extra.append(cu_q[rows])
-            offset += len(rows)
+            queries = ranges(cu_q[rows], q_len[rows])
+            rectangles.append(_ints([[offset, len(queries), rows[0], start, stop, stop]]))
+            extra.append(_ints(queries))
+            offset += len(queries)
     sequences = np.arange(len(kv_len))
     own = np.stack([cu_q[:-1], q_len, sequences, covered, kv_len, kv_len - q_len], axis=1)
     every = np.concatenate([*rectangles, own.astype(np.int32)])

@@ -14,9 +14,14 @@ class Drafter:
     def __init__(self, cache: PrefixCache, max_draft: int) -> None:
         self._cache = cache
         self._max_draft = max_draft
+        self._running = 0
 
-    def extend(self, decodes: list[Chunk], room: int) -> list[Chunk]:
-        """The chunks of decodes, each with an equal share of `room` for its draft."""
+    def extend(self, decodes: list[Chunk], room: int, running: int) -> list[Chunk]:
+        """The chunks of decodes, each with an equal share of `room` for its draft.
+
+        A block is left free for each of the `running` sequences.
+        """
+        self._running = running
         rows = min(room, DRAFT_ROWS - total(decodes))
         limit = min(self._max_draft, rows // max(len(decodes), 1))
         return [self._extend(chunk, limit) for chunk in decodes] if limit > 0 else decodes
@@ -32,6 +37,15 @@ class Drafter:
             return chunk
         limit = min(limit, sequence.request.max_tokens - sequence.num_output - 1)
         draft = sequence.lookup.draft(sequence.tokens, limit)
-        if draft and self._cache.grow(sequence.row, len(sequence.tokens) + len(draft)):
+        if draft and self._has_room(chunk, len(draft)):
             return Chunk(sequence, chunk.start, chunk.count + len(draft), draft)
         return chunk
+
+    def _has_room(self, chunk: Chunk, count: int) -> bool:
+        """Whether there is KV for `count` tokens more; what others will need is left to them."""
+        sequence, size = chunk.sequence, self._cache.block_size
+        wanted = len(sequence.tokens) + count
+        more = -(-wanted // size) - len(self._cache.table(sequence.row))
+        if more > 0 and more + self._running > self._cache.available:
+            return False
+        return self._cache.grow(sequence.row, wanted)

@@ -13,17 +13,20 @@ from numpy.typing import NDArray
 
 SHORTEST, LONGEST = 2, 4  # tokens that must have come before, and with which more is not looked for
 FIRST, LEAST = 3, 2  # tokens of the first draft, and of any that has room
+FORGIVEN, LONGEST_PAUSE = 2, 31  # drafts in a row all wrong before some are left out, and how many
 
 
 class PromptLookup:
-    """Drafts for one sequence, longer while they are right."""
+    """Drafts for one sequence: longer while they are right, ever fewer while nothing of them is."""
 
-    __slots__ = ("_buffer", "_count", "_reach")
+    __slots__ = ("_buffer", "_count", "_misses", "_pause", "_reach")
 
     def __init__(self) -> None:
         self._buffer: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._count = 0  # of tokens in it
         self._reach = FIRST
+        self._misses = 0  # drafts in a row of which nothing was right
+        self._pause = 0  # drafts that are left out
 
     def draft(self, tokens: list[int], limit: int) -> list[int]:
         """At most `limit` tokens that may come behind `tokens`, which only ever grow."""
@@ -32,6 +35,9 @@ class PromptLookup:
             return []
         known = self._known(tokens)
         start = _behind_last_match(known)
+        if start is not None and self._pause:
+            self._pause -= 1
+            return []
         # What would come behind the end begins anew, as a loop does.
         return [] if start is None else np.resize(known[start : start + room], room).tolist()
 
@@ -39,6 +45,8 @@ class PromptLookup:
         """So many tokens of the last draft were right."""
         more = max(self._reach, 2 * drafted)
         self._reach = more if right == drafted else max(right + 1, LEAST)
+        self._misses = 0 if right else self._misses + 1
+        self._pause = min(2 ** max(self._misses - FORGIVEN, 0) - 1, LONGEST_PAUSE)
 
     def _known(self, tokens: list[int]) -> NDArray[np.int32]:
         count = len(tokens)

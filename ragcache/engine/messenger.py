@@ -49,8 +49,8 @@ class Messenger:
             self._end(error)
 
     def _end(self, error: EngineUnavailable) -> None:
-        self._ended = True
         self._sink.fail(error)
+        self._ended = True
 
     def _main(self) -> None:
         try:

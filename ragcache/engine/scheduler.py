@@ -19,7 +19,7 @@ Trade-offs of the policy:
 - When blocks run out, the sequence admitted last is preempted: its blocks are released and it
   waits at the front of the queue. What it computed usually is still cached when it resumes.
 - While few sequences decode, each also runs a draft of what it may say next, if its own context
-  suggests one: weights and keys are read once for all its rows.
+  suggests one: weights, and its own keys, are read once for all its rows.
 - A sequence that ends behind forced tokens runs them in one more step where that publishes a
   block, because the conversation's next turn begins with them. It has what is left: it preempts
   nobody, gives its blocks back first, and without room it ends at once.
@@ -146,7 +146,8 @@ class Scheduler:
             extra = min(sequence.remaining - 1, spare)
             spare -= extra
             chunks.append(Chunk(sequence, sequence.num_computed, 1 + extra))
-        return self._drafter.extend(chunks, spare // 2)  # prompts come first to the other half
+        # Prompts come first to the other half.
+        return self._drafter.extend(chunks, spare // 2, len(self.running))
 
     def _grown(self) -> list[Sequence]:
         """The decoding sequences, after making room for the new tokens of all that run."""

@@ -85,3 +85,18 @@ def test_drafts_of_growing_text_are_those_of_the_whole():
         place = behind_match(tokens)
         expected = [] if place is None else (tokens[place:] * FIRST)[:FIRST]
         assert lookup.draft(tokens, 8) == expected
+
+
+def test_drafts_that_are_all_wrong_become_seldom():
+    lookup, tokens, drafted = PromptLookup(), [1, 2, 3, 1, 2], []
+    for step in range(300):
+        draft = lookup.draft(tokens, 8)
+        if draft:
+            lookup.judge(len(draft), 0)
+            drafted.append(step)
+    assert drafted[:3] == [0, 1, 2]
+    assert len(drafted) < 20
+    while not (draft := lookup.draft(tokens, 8)):
+        pass
+    lookup.judge(len(draft), len(draft))
+    assert lookup.draft(tokens, 8)

@@ -115,8 +115,9 @@ def test_a_sequence_has_the_same_bits_in_every_batch(
 
 @DTYPES
 @pytest.mark.parametrize("count", [4, 70])
+@pytest.mark.parametrize("queries", [1, 3])
 def test_sharing_blocks_changes_no_bit(
-    native: NativeBackend, dtype: torch.dtype, count: int
+    native: NativeBackend, dtype: torch.dtype, queries: int, count: int
 ) -> None:
     """All share 700 keys, those of either half 1,100; each has some of its own."""
     shared = torch.arange(700 // SIZE).repeat(count, 1)
@@ -125,18 +126,19 @@ def test_sharing_blocks_changes_no_bit(
     table = torch.cat([shared, half, own], dim=1).int()
     pools = [random(3400, SIZE, KV_HEADS, DIM, seed=seed, dtype=dtype) for seed in (1, 2)]
     cache = native.laid_out(LayerCache(*pools), dtype)
-    query = random(count, HEADS, DIM, seed=3, dtype=dtype)
+    query = random(count, queries, HEADS, DIM, seed=3, dtype=dtype)
     lengths = table.shape[1] * SIZE - torch.arange(count, dtype=torch.int32) % 7
 
     def attend(rows: slice) -> Tensor:
+        some = query[rows].flatten(0, 1)
         layout = StepLayout(
-            cu_q=torch.arange(len(query[rows]) + 1, dtype=torch.int32),
+            cu_q=torch.arange(0, len(some) + 1, queries, dtype=torch.int32),
             kv_len=lengths[rows],
             block_table=table[rows],
-            slot_mapping=torch.full((len(query[rows]),), -1),
+            slot_mapping=torch.full((len(some),), -1),
             block_size=SIZE,
         )
-        return native.attend(query[rows], cache, native.plan(layout, CPU), SPEC)
+        return native.attend(some, cache, native.plan(layout, CPU), SPEC)
 
     alone = torch.cat([attend(slice(i, i + 1)) for i in range(count)])
     assert torch.equal(attend(slice(count)), alone)

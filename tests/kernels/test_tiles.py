@@ -103,6 +103,17 @@ def test_a_shared_prefix_is_read_once_for_the_whole_batch(group: int) -> None:
     assert len(tiles.wide) == -(-BATCH // (128 // group)) * SHARED // tiles_module.WIDE_SPLIT
 
 
+def test_short_chunks_share_exact_tiles() -> None:
+    chunks = replace(
+        decoding(SHARED + OWN),
+        cu_q=torch.arange(0, 3 * BATCH + 1, 3, dtype=torch.int32),
+        slot_mapping=torch.zeros(3 * BATCH, dtype=torch.int64),
+    )
+    read = keys_from_memory(plan_tiles(chunks, None, 20, 20, exact=True))
+    assert read <= -(-3 * BATCH // 20) * SHARED + BATCH * OWN
+    assert keys_from_memory(plan_tiles(chunks, None, 20, 20)) == BATCH * (SHARED + OWN)
+
+
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_sixteen_requests_gain_from_256_shared_tokens(group: int) -> None:
     tables = [[*range(16), 100 + i] for i in range(16)]

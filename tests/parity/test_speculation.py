@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ragcache_kernels import get_backend
+from ragcache_kernels import get_backend, tiles
 from ragcache_kernels.native.backend import NativeBackend
 from ragcache_kernels.native.library import supported_tiers
+from ragcache_kernels.planner import shared_runs
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 LOOP = [5, 17, 40, 8, 8, 61]
@@ -57,16 +58,25 @@ def test_drafts_change_no_bit(make_pair, name, kind):
 
 
 @needs_native
-@pytest.mark.parametrize("shared", [0, 176], ids=["apart", "shared"])
+@pytest.mark.parametrize("shared", [0, 1088], ids=["apart", "shared"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_change_no_bit_where_sums_are_long(make_pair, kind, shared):
+def test_drafts_change_no_bit_where_sums_are_long(make_pair, monkeypatch, kind, shared):
+    runs = []  # of blocks that are read once for several
+
+    def watch(*args):
+        found = list(shared_runs(*args))
+        runs.extend(found)
+        return found
+
+    monkeypatch.setattr(tiles, "shared_runs", watch)
     dtype, quantised, kv_dtype = KINDS[kind]
     shape = {"hidden_size": 320, "intermediate_size": 704, "head_dim": 64, "initializer_range": 0.1}
     pair = make_pair("llama", dtype, kernels=NativeBackend(quantised=quantised), **shape)
-    prompts = {name: (40 * LOOP)[:shared] + 10 * each for name, each in PROMPTS.items()}
+    prompts = {name: (1088 * LOOP)[:shared] + 10 * each for name, each in PROMPTS.items()}
     stats = check(pair, prompts=prompts, kv_dtype=kv_dtype)
     assert stats.accepted_tokens > 10
     assert stats.hit_tokens == 2 * shared
+    assert bool(runs) is bool(shared)
 
 
 @needs_native

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from errno import EADDRNOTAVAIL, ECONNREFUSED, EMFILE, ENFILE, ENOBUFS, ENOMEM
+from errno import ECONNREFUSED, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +17,7 @@ INTERVAL = 1.0  # seconds between two probes
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 FORGIVEN = 1  # probes without an answer, in a row
 PATIENCE = 30.0  # seconds, without a sign of life, that a stream which has begun still waits
-SPENT = {EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL}  # what a connection needs on our side
+SPENT = {EMFILE, ENFILE, ENOBUFS, ENOMEM}  # what a connection needs on our side
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Pulse:
 
     It is lost when it accepts no connection, or leaves several probes without an answer. A replica
     that is only slow answers them: it computes on another thread. A probe that we cannot even send,
-    for want of files or ports, says nothing about it.
+    for want of files or memory, says nothing about it.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
@@ -37,6 +37,7 @@ class Pulse:
         self._http = http
         self._url = url
         self._missed = 0
+        self._spent = False  # probes cannot be sent
         self._told: bool | None = None  # what the log has: ready or not
         self._hurry = asyncio.Event()
         self._watches: set[Watch] = set()
@@ -73,7 +74,9 @@ class Pulse:
                 self._found(None if response.status == 200 else await _reason(response))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in SPENT:
-                log.warning("replica %s cannot be probed: %s", self._url, error)
+                if not self._spent:
+                    log.warning("replica %s cannot be probed: %s", self._url, error)
+                self._spent = True
                 return
             self._missed += 1
             if refuses_connections(error):
@@ -82,7 +85,7 @@ class Pulse:
                 self._lose("it does not answer")
 
     def _found(self, reason: str | None) -> None:
-        self._missed = 0
+        self._missed, self._spent = 0, False
         self.ready, self.reason = reason is None, reason
         if self.ready != self._told:
             log.info("replica %s is %s", self._url, f"not ready: {reason}" if reason else "ready")

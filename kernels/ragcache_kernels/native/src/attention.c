@@ -212,7 +212,7 @@ INLINE void weigh(work *work, const enum dtype kept, int row, floats most, const
     floats total = {0};
     for (int i = 0; i < in_panels(values->last); i += LANES) {
         floats logit = load(weights, i, F32) * work->scale - less;
-        floats weight = weight_of(kept, larger(logit, fill(-200.0f))); /* of −infinity there is none */
+        floats weight = weight_of(kept, larger(fill(-200.0f), logit)); /* of −infinity there is none */
         total += weight;
         if (is_quantised) weight *= load(values->scales, i, F32);
         store(weights, i, kept, weight); /* bfloat16 to the place of what was read */
