@@ -13,30 +13,34 @@ from numpy.typing import NDArray
 
 SHORTEST, LONGEST = 2, 4  # tokens that must have come before, and with which more is not looked for
 FIRST, LEAST = 3, 2  # tokens of the first draft, and of any that has room
-FORGIVEN, LONGEST_PAUSE = 2, 31  # drafts in a row all wrong before some are left out, and how many
+NEWEST = 0.25  # weight of the last draft in the share of tokens that were right
+RETRY = 8  # of drafts that do not seem worth it, one is tried
 
 
 class PromptLookup:
-    """Drafts for one sequence: longer while they are right, ever fewer while nothing of them is."""
+    """Drafts for one sequence: longer while they are right, seldom while they are mostly wrong."""
 
-    __slots__ = ("_buffer", "_count", "_misses", "_pause", "_reach")
+    __slots__ = ("_buffer", "_count", "_reach", "_right", "_skipped")
 
     def __init__(self) -> None:
         self._buffer: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._count = 0  # of tokens in it
         self._reach = FIRST
-        self._misses = 0  # drafts in a row of which nothing was right
-        self._pause = 0  # drafts that are left out
+        self._right = 0.5  # share of drafted tokens, lately
+        self._skipped = 0  # drafts in a row
 
-    def draft(self, tokens: list[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may come behind `tokens`, which only ever grow."""
+    def draft(self, tokens: list[int], limit: int, least: float = 0.0) -> list[int]:
+        """At most `limit` tokens that may come behind `tokens`, which only ever grow.
+
+        Mostly none where a smaller share than `least` has been right lately.
+        """
         room = min(limit, self._reach)
         if room <= 0:
             return []
         known = self._known(tokens)
         start = _behind_last_match(known)
-        if start is not None and self._pause:
-            self._pause -= 1
+        if start is not None and self._right < least and self._skipped < RETRY - 1:
+            self._skipped += 1
             return []
         # What would come behind the end begins anew, as a loop does.
         return [] if start is None else np.resize(known[start : start + room], room).tolist()
@@ -45,8 +49,8 @@ class PromptLookup:
         """So many tokens of the last draft were right."""
         more = max(self._reach, 2 * drafted)
         self._reach = more if right == drafted else max(right + 1, LEAST)
-        self._misses = 0 if right else self._misses + 1
-        self._pause = min(2 ** max(self._misses - FORGIVEN, 0) - 1, LONGEST_PAUSE)
+        self._right += NEWEST * (right / drafted - self._right)
+        self._skipped = 0
 
     def _known(self, tokens: list[int]) -> NDArray[np.int32]:
         count = len(tokens)
