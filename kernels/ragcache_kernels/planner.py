@@ -37,10 +37,10 @@ class SharingCost:
     together: int
     multiple: int = 1
 
-    def is_worth(self, queries: int, keys: int) -> bool:
-        """Whether it is less work than if each query reads the keys for itself."""
+    def is_worth(self, sequences: int, queries: int, keys: int) -> bool:
+        """Whether it is less work than if each sequence, for its queries, reads the keys alone."""
         passes = -(-queries // self.together)
-        return (queries - passes) * keys > self.per_run + self.per_query * queries
+        return (sequences - passes) * keys > self.per_run + self.per_query * queries
 
 
 class Visibility(Enum):
@@ -158,7 +158,7 @@ def shared_runs(
             continue
         common = _common_blocks(table[rows, : limit[rows].min()])
         stop = common * size // sharing.multiple * sharing.multiple
-        if sharing.is_worth(int(q_len[rows].sum()), stop - start):
+        if sharing.is_worth(len(rows), int(q_len[rows].sum()), stop - start):
             yield rows, start, stop
             start = stop
         rows = rows[limit[rows] > common]

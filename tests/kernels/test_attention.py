@@ -522,7 +522,9 @@ def test_any_small_step_equals_the_reference_however_it_is_cut(backend: Backend)
         queries, keys, shared_keys = limits
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner_module, "MAX_QUERIES", queries)
-            patch.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= shared_keys)
+            patch.setattr(
+                SharingCost, "is_worth", lambda _, n, __, keys: (n - 1) * keys >= shared_keys
+            )
             patch.setattr(torch_stack_module, "CPU_KEYS_PER_THREAD", max(keys, queries))
             patch.setattr(tiles_module, "NARROW_SPLIT", keys)
             patch.setattr(tiles_module, "WIDE_SPLIT", keys)

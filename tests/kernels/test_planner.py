@@ -94,4 +94,5 @@ def test_windowed_layers_skip_what_no_query_sees() -> None:
 def test_a_run_is_shared_where_that_is_less_work(
     sharing: SharingCost, queries: int, keys: int, expected: bool
 ) -> None:
-    assert sharing.is_worth(queries, keys) is expected
+    assert sharing.is_worth(queries, queries, keys) is expected
+    assert not sharing.is_worth(1, queries, keys)  # which one alone reads once for all

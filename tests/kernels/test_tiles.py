@@ -57,7 +57,9 @@ def test_every_visible_pair_is_covered_once_and_every_partial_merged(
     exact: bool,
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= min_shared)
+        patched.setattr(
+            SharingCost, "is_worth", lambda _, n, __, keys: (n - 1) * keys >= min_shared
+        )
         patched.setattr(tiles_module, "NARROW_SPLIT", splits[0])
         patched.setattr(tiles_module, "WIDE_SPLIT", splits[1])
         tiles = plan_tiles(layout, window, *queries, exact=exact)
@@ -143,7 +145,7 @@ def test_a_batch_that_decodes_on_is_covered_as_if_planned_anew(
     size, count = layout.block_size, len(layout.kv_len)
     room = torch.arange(20_000, 20_000 + 99 * count, dtype=torch.int32).view(count, 99)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SharingCost, "is_worth", lambda _, n, keys: (n - 1) * keys >= 3)
+        patched.setattr(SharingCost, "is_worth", lambda _, n, __, keys: (n - 1) * keys >= 3)
         for module in (tiles_module, growth_module):
             patched.setattr(module, "NARROW_SPLIT", split)
         planner, before = TilePlanner(exact=exact), layout.kv_len
